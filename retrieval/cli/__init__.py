@@ -1,0 +1,1 @@
+"""The command `retr`: the only place for typer, printing and exit codes."""

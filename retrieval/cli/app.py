@@ -1,0 +1,44 @@
+"""The commands of `retr`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from retrieval import __version__
+from retrieval.cli.build import index
+from retrieval.cli.demo import demo
+from retrieval.cli.info import info
+from retrieval.cli.query import query
+
+app = typer.Typer(
+    name="retr",
+    help="Semantic search over your own texts: encode, whiten, index, query.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"retr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Semantic search over your own texts: encode, whiten, index, query.
+
+    Example: retr index corpus.parquet, then: retr query "文本"
+    """
+
+
+for command in (index, query, info, demo):
+    app.command()(command)

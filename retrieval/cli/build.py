@@ -1,0 +1,98 @@
+"""`retr index`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption
+from retrieval.cli.output import TerminalProgress, print_line
+from retrieval.corpus import Corpus, CorpusOptions
+from retrieval.corpus.files import FORMATS, corpus_name
+from retrieval.encoders.catalog import DEFAULT_MODEL
+from retrieval.encoders.load import resolve_settings
+from retrieval.encoders.pooling import POOLINGS, check_pooling
+from retrieval.errors import UsageError
+
+
+def index(
+    corpus: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders or globs: Parquet, CSV, TSV, JSON Lines, text (.gz, .zst); - reads stdin."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Index folder. Default: indexes/NAME-OF-THE-CORPUS.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A name of the catalog, a Hugging Face folder, or a hub id.")
+    ] = DEFAULT_MODEL,
+    pool: Annotated[
+        str | None, typer.Option(help=f"Pooling: {', '.join(POOLINGS)}. Default: what the model was made for.")
+    ] = None,
+    whiten: Annotated[
+        int | None, typer.Option(help="Whiten and keep this many dimensions: short for --transform whiten-M.", metavar="M")
+    ] = None,
+    transform: Annotated[
+        str | None, typer.Option(help="auto, none, whiten-M, rotate-M or soft-M. Default: auto.")
+    ] = None,
+    index: Annotated[str, typer.Option(help="Kind of index: auto or flat (exact search).")] = "auto",
+    text_column: Annotated[str | None, typer.Option(help="Column of the text; a.b for a nested one.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the id. Default: the row number, from 0.")] = None,
+    keep: Annotated[str | None, typer.Option(help="Columns that hits carry, apart by commas.", metavar="A,B")] = None,
+    format: Annotated[
+        str | None, typer.Option(help=f"{', '.join(FORMATS)}: for files whose names do not tell.")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of text files, for example gb18030.")] = "utf-8",
+    on_empty: Annotated[str, typer.Option(help="Blank texts: skip (counted) or error.")] = "skip",
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of a text that count. Default: the model's own, at most 512.", min=3)
+    ] = None,
+    device: DeviceOption = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Encode everything anew, even what an unfinished build holds.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Encode a corpus, whiten the vectors and index them.
+
+    A build that is broken off goes on where it stopped when the same command is given again; until the new index is
+    whole, the old one answers.
+
+    Example: retr index corpus.parquet --text-column 标题 --id-column id --keep category
+    """
+    progress = TerminalProgress(quiet)
+    if whiten is not None:
+        if transform is not None:
+            raise UsageError(f"--whiten {whiten} and --transform {transform} exclude each other: give one")
+        transform = f"whiten-{whiten}"
+    if pool is not None:
+        check_pooling(pool)
+    if on_empty not in ("skip", "error"):
+        raise UsageError(f"--on-empty is {on_empty!r}, expected skip or error")
+    columns = tuple(name.strip() for name in (keep or "").split(",") if name.strip())
+    files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, on_empty))
+    target = output or INDEXES / corpus_name(files.files[0])
+
+    from retrieval.pipeline import BuildOptions, build_index
+
+    settings = resolve_settings(model, pooling=pool, max_length=max_length)
+    started = time.perf_counter()
+    manifest = build_index(
+        files, target, BuildOptions(settings, transform or "auto", index, device, fresh), progress=progress
+    )
+    seconds = time.perf_counter() - started
+    if as_json:
+        print_line(json.dumps({"index": str(target), "seconds": round(seconds, 2), **manifest.to_json()}, ensure_ascii=False))
+        return
+    megabytes = sum(entry["bytes"] for entry in manifest.files.values()) / 1e6
+    print_line(
+        f"{target}: {manifest.documents['count']:,} documents, {manifest.index['dimension']} dimensions "
+        f"({manifest.transform['name']}), {megabytes:,.1f} MB, {seconds:,.1f} s"
+    )
+    progress.note(f'ask it: retr query "..." -i {target}')

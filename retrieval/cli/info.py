@@ -1,0 +1,86 @@
+"""`retr info`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+import typer
+
+from retrieval.cli.options import DebugOption, IndexOption, JsonOption, QuietOption, index_path
+from retrieval.cli.output import TerminalProgress, print_line, visible
+from retrieval.index.folder import MANIFEST, check_files, read_manifest
+
+
+def info(
+    index: IndexOption = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its sha256.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show what an index is: documents, encoder, transform, files, and how it was built.
+
+    Example: retr info -i indexes/corpus --verify
+    """
+    progress = TerminalProgress(quiet)
+    path = index_path(index, progress)
+    manifest = read_manifest(path)
+    check_files(path, manifest, hashes=verify)
+    if as_json:
+        print_line(json.dumps({"index": str(path), **manifest.to_json()}, ensure_ascii=False))
+        return
+    manifest_bytes = (path / MANIFEST).stat().st_size
+    for name, value in _rows(str(path), manifest.to_json(), manifest_bytes):
+        print_line(f"{name:<12} {visible(value)}")
+    if verify:
+        print_line(f"{'verified':<12} every file has the sha256 of the manifest")
+
+
+def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple[str, str]]:
+    documents, encoder, transform = content["documents"], content["encoder"], content["transform"]
+    rows = [
+        ("index", f"{path}, format version {content['format_version']}"),
+        ("built", f"{content['created'][:19].replace('T', ' ')} UTC by retr {content['retr_version']}"),
+        ("documents", f"{documents['count']:,} ({documents['distinct_texts']:,} distinct texts)"),
+        ("sources", ", ".join(source["name"] for source in documents["sources"])),
+        ("text", f"column {documents['text_column']!r}"),
+        ("id", f"column {documents['id_column']!r}" if documents["id_column"] else "row number, from 0"),
+    ]
+    if documents["fields"]:
+        rows.append(("kept", ", ".join(f"{name} ({type})" for name, type in documents["fields"].items())))
+    if documents["skipped"]:
+        shown = ", ".join(map(str, documents["first_skipped_rows"]))
+        rows.append(("skipped", f"{documents['skipped']:,} blank texts, first at rows {shown} (from 0)"))
+    if documents["truncated"]:
+        rows.append(("truncated", f"{documents['truncated']:,} distinct texts at {encoder['max_length']} tokens"))
+    prompts = f"prompts {encoder['query_prompt']!r} (query), {encoder['document_prompt']!r} (document)"
+    rows += [
+        ("encoder", f"{encoder['source']}, {encoder['dimension']} dimensions, fingerprint {encoder['fingerprint'][:12]}"),
+        ("pooling", f"{encoder['pooling']}, {prompts}, at most {encoder['max_length']} tokens"),
+        ("transform", _transform(transform)),
+        ("vectors", f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}"),
+    ]
+    bytes_of: dict[str, int] = defaultdict(int)
+    for name, entry in content["files"].items():
+        bytes_of[PurePosixPath(name).parts[0]] += entry["bytes"]
+    rows += [("file", f"{size / 1e6:>10,.3f} MB  {name}") for name, size in bytes_of.items()]
+    rows.append(("file", f"{manifest_bytes / 1e6:>10,.3f} MB  {MANIFEST}"))
+    seconds = content["build"]["seconds"]
+    rows.append(("seconds", ", ".join(f"{stage} {value:,.1f}" for stage, value in seconds.items())))
+    reused = content["build"]["shards_reused"]
+    rows.append(("machine", f"{content['build']['machine']}, Python {content['build']['python']}"))
+    if reused:
+        rows.append(("resumed", f"{reused} of {content['build']['shards']} shards of embeddings were there already"))
+    return rows
+
+
+def _transform(transform: dict[str, Any]) -> str:
+    if "kept_share" not in transform:
+        return f"{transform['name']}: all {transform['m']} dimensions as encoded"
+    return (
+        f"{transform['name']} (beta {transform['beta']:g}, gamma {transform['gamma']:g}), fitted on "
+        f"{transform['rows']:,} vectors; {transform['m']} dimensions keep {transform['kept_share']:.2%} of the spectrum"
+    )

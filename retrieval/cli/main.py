@@ -1,0 +1,75 @@
+"""The command line's entry: threads, errors, exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+
+
+def main() -> None:
+    """Run `retr`. Exits with 0, 1 (failed), 2 (usage) or 130 (interrupted)."""
+    # libgomp's threads spin while they wait, and slow each other down many times over where cores are shared. It reads
+    # this when it is loaded, so before numpy, torch or faiss.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(_run())
+
+
+def _run() -> int:
+    import typer
+
+    from retrieval.cli.app import app
+    from retrieval.errors import RetrError, UsageError
+
+    debug = "--debug" in sys.argv
+    usage_error = typer.BadParameter.__base__
+    try:
+        code = typer.main.get_command(app).main(prog_name="retr", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted; what was finished is kept, and the same command goes on from there")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has seen enough; python must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except RetrError as error:
+        _say(str(error), debug)
+        return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:
+        _say(_os_error(error), debug)
+        return 1
+    except Exception as error:
+        if usage_error is not None and isinstance(error, usage_error):
+            _say(_usage(error))
+            return 2
+        _say(f"unexpected {type(error).__name__}: {error} (run it again with --debug for the traceback)", debug)
+        return 1
+
+
+def _say(message: str, debug: bool = False) -> None:
+    if debug:
+        traceback.print_exc()
+    sys.stderr.write(f"retr: {message}\n")
+
+
+def _os_error(error: OSError) -> str:
+    where = f" {error.filename}" if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"the disk is full{where and ' at' + where}: make room and run the same command again; it goes on from there"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"cannot write{where}: {error.strerror}; give another place with -o"
+    return f"{error.strerror or error}{where and ':' + where}"
+
+
+def _usage(error: Exception) -> str:
+    message = str(getattr(error, "format_message", lambda: error)())
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "retr"
+    return f"{' '.join(message.split())} (see: {command} --help)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrieval.cli.output import TerminalProgress
+from retrieval.errors import IndexFolderError
+from retrieval.index.folder import find_indexes
+from retrieval.search import Index
+
+INDEXES = Path("indexes")
+
+IndexOption = Annotated[
+    Path | None,
+    typer.Option("--index", "-i", help="Index folder. Without it: the index built last under ./indexes.", metavar="FOLDER"),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where the encoder runs: auto, cpu or cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, print the traceback too.")]
+
+
+def index_path(index: Path | None, progress: TerminalProgress) -> Path:
+    """The folder named, or the one of the index built last, which is then told."""
+    if index is not None:
+        return index
+    for path, manifest in find_indexes(INDEXES):
+        progress.note(f"index: {path} (built {manifest.created[:19].replace('T', ' ')} UTC)")
+        return path
+    raise IndexFolderError("no index under ./indexes: build one with: retr index CORPUS, or name one with -i FOLDER")
+
+
+def open_index(index: Path | None, device: str, progress: TerminalProgress) -> Index:
+    """Open the index named, or the one built last."""
+    return Index.open(index_path(index, progress), device=device, progress=progress)

@@ -1,0 +1,119 @@
+"""What the commands print: data on stdout, all else on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from retrieval.types import Advance
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+console = Console(stderr=True, highlight=False)
+
+
+def print_line(*cells: str) -> None:
+    """One plain line on stdout, cells apart by tabs, with the tabs and line breaks inside a cell made spaces."""
+    sys.stdout.write("\t".join(" ".join(cell.split()) if _breaks(cell) else cell for cell in cells) + "\n")
+
+
+def _breaks(cell: str) -> bool:
+    return any(character in cell for character in "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+
+
+def visible(value: Any) -> str:
+    """A value for a table's cell: one line, control characters shown as escapes, so that a terminal stays whole."""
+    text = " ".join(str(value).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class TerminalProgress:
+    """Bars on a terminal, a line now and then elsewhere; with `quiet`, nothing."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def note(self, message: str) -> None:
+        if not self._quiet:
+            console.print(message, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def stage(self, name: str, unit: str, total: int | None, done: int = 0) -> Iterator[Advance]:
+        if self._quiet or total == done:
+            yield lambda units: None
+        elif console.is_terminal:
+            with _bars(unit) as bars:
+                task = bars.add_task(name, total=total, completed=done, start_at=done)
+                yield lambda units: bars.advance(task, units)
+        else:
+            yield _Lines(name, unit, total, done).advance
+
+
+class _Lines:
+    """Progress as plain lines, at most one every ten seconds."""
+
+    def __init__(self, name: str, unit: str, total: int | None, done: int) -> None:
+        self._name, self._unit, self._total, self._done, self._begun_at = name, unit, total, done, done
+        self._started = self._last = time.monotonic()
+
+    def advance(self, units: int) -> None:
+        self._done += units
+        now = time.monotonic()
+        if now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        rate = (self._done - self._begun_at) / (now - self._started)
+        of = f" of {self._total:,}" if self._total is not None else ""
+        left = f", {_duration((self._total - self._done) / rate)} left" if self._total is not None and rate > 0 else ""
+        line = f"{self._name}: {self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s{left}"
+        console.print(line, markup=False, soft_wrap=True)
+
+
+class _Rate(ProgressColumn):
+    """Units a second since this run began, not counting what was there before."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        elapsed = task.elapsed or 0.0
+        done = task.completed - float(task.fields.get("start_at", 0))
+        return Text(f"{done / elapsed:,.0f} {self._unit}/s" if elapsed > 0 and done > 0 else f"- {self._unit}/s")
+
+
+def _bars(unit: str) -> Bars:
+    return Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(unit),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        speed_estimate_period=60,
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

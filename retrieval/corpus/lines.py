@@ -1,0 +1,61 @@
+"""Bytes -> lines of text, with the place of the first byte that is not text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from typing import IO
+
+from retrieval.errors import CorpusError, UsageError
+
+_CHUNK = 1 << 20
+
+
+def check_encoding(encoding: str) -> str:
+    """The encoding itself; UsageError where Python knows none of that name."""
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise UsageError(f"unknown encoding {encoding!r}: expected a name such as utf-8, gb18030 or big5") from None
+    return encoding
+
+
+def decoded_lines(stream: IO[bytes], name: str, encoding: str = "utf-8") -> Iterator[str]:
+    r"""Lines with their `\n`, split there only: U+2028 and the like stay inside a line. A leading BOM is dropped.
+
+    Raises
+    ------
+    CorpusError
+        Bytes that are not of this encoding, named by file, line and byte.
+    """
+    decoder = codecs.getincrementaldecoder(check_encoding(encoding))()
+    rest, line, consumed = "", 1, 0
+    at_end = False
+    while not at_end:
+        chunk = stream.read(_CHUNK)
+        at_end = not chunk
+        consumed += len(chunk)
+        try:
+            text = decoder.decode(chunk, final=at_end)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start].decode(encoding, errors="replace")
+            raise _not_text(name, line + before.count("\n"), consumed - len(error.object), error) from None
+        if rest == "" and line == 1:
+            text = text.removeprefix("\ufeff")
+        parts = (rest + text).split("\n")
+        rest = parts.pop()
+        line += len(parts)
+        for part in parts:
+            yield part + "\n"
+    if rest:
+        yield rest
+
+
+def _not_text(name: str, line: int, offset: int, error: UnicodeDecodeError) -> CorpusError:
+    wrong = error.object[error.start : error.end].hex(" ")
+    looks_utf16 = offset == 0 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    other = "utf-16" if looks_utf16 else "gb18030" if "utf" in error.encoding.replace("-", "").lower() else "utf-8"
+    return CorpusError(
+        f"{name} line {line}: byte {offset + error.start:,} (0x{wrong}) is not {error.encoding}: "
+        f"if the file has another encoding, give it, for example --encoding {other}"
+    )

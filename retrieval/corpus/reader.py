@@ -1,0 +1,154 @@
+"""Corpus files -> Arrow record batches of (id, text, kept columns), without the texts that are blank."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import pyarrow as pa
+
+from retrieval.corpus.columns import Column, Selection, select_columns
+from retrieval.corpus.files import CorpusFile, find_files
+from retrieval.corpus.lines import check_encoding
+from retrieval.corpus.records import read_csv, read_jsonl, read_text, read_tsv
+from retrieval.corpus.tables import Select, read_parquet
+from retrieval.errors import CorpusError, UsageError
+
+FIRST_SKIPPED = 10
+_LINE_READERS = {"text": read_text, "csv": read_csv, "tsv": read_tsv, "jsonl": read_jsonl}
+
+# White space, control characters, and format characters that show nothing (U+200B, U+FEFF and their like).
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]"
+)
+
+
+def is_blank(text: str | None) -> bool:
+    """Whether a text shows nothing: null, empty, or only white space, control and invisible format characters."""
+    return text is None or _VISIBLE.search(text) is None
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How corpus files are read."""
+
+    text_column: str | None = None
+    """`a.b` for a nested one; None: a usual name, or the only text column."""
+    id_column: str | None = None
+    """None: the id is the row number in the corpus, from 0."""
+    keep: tuple[str, ...] = ()
+    format: str | None = None
+    encoding: str = "utf-8"
+    on_empty: Literal["skip", "error"] = "skip"
+
+
+@dataclass
+class Corpus:
+    """Files to be read once, from the first to the last row; the counts are true when `batches` has ended.
+
+    Parameters
+    ----------
+    sources : paths of files and folders, globs, or `-` for standard input.
+    """
+
+    sources: Sequence[str | os.PathLike[str]]
+    options: CorpusOptions = field(default_factory=CorpusOptions)
+    rows: int = 0
+    """Rows read, blank ones included."""
+    skipped: int = 0
+    first_skipped: list[int] = field(default_factory=list)
+    """Row numbers, from 0, of the first FIRST_SKIPPED blank texts."""
+    selection: Selection | None = None
+    """The columns chosen for the first file."""
+
+    def __post_init__(self) -> None:
+        check_encoding(self.options.encoding)
+        if self.options.on_empty not in ("skip", "error"):
+            raise UsageError(f"on_empty is {self.options.on_empty!r}, expected skip or error")
+        self.files: list[CorpusFile] = find_files(self.sources, self.options.format)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches with columns `id` (string), `text` (large_string), then the kept ones; none is empty.
+
+        Raises
+        ------
+        CorpusError
+            A file cannot be read, a row is malformed, an id is null, or nothing but blank texts is there.
+        UsageError
+            A column is not there, or the text column is not told.
+        """
+        schema: pa.Schema | None = None
+        for file in self.files:
+            for batch in self._read(file):
+                kept = self._without_blank(batch, file)
+                self.rows += batch.num_rows
+                if schema is None:
+                    schema = kept.schema
+                elif kept.schema != schema:
+                    kept = _cast(kept, schema, file)
+                if kept.num_rows:
+                    yield kept
+        if self.rows == 0:
+            raise CorpusError(f"{self._named()} holds no document: it is empty")
+        if self.rows == self.skipped:
+            raise CorpusError(f"{self._named()} holds no document: all {self.rows:,} texts are blank")
+
+    def _read(self, file: CorpusFile) -> Iterator[pa.RecordBatch]:
+        select: Select = partial(self._select, file)
+        if file.format == "parquet":
+            return read_parquet(file, select)
+        return _LINE_READERS[file.format](file, select, self.options.encoding)
+
+    def _select(self, file: CorpusFile, columns: Sequence[Column]) -> Selection:
+        options = self.options
+        selection = select_columns(file.name, columns, options.text_column, options.id_column, options.keep)
+        self.selection = self.selection or selection
+        return selection
+
+    def _without_blank(self, batch: pa.RecordBatch, file: CorpusFile) -> pa.RecordBatch:
+        texts = batch.column("text").to_pylist()
+        blank = [row for row, text in enumerate(texts) if is_blank(text)]
+        if blank and self.options.on_empty == "error":
+            raise CorpusError(
+                f"{file.name}: the text of row {self.rows + blank[0]} (from 0) is {_named_blank(texts[blank[0]])}; "
+                f"without --on-empty error such rows are skipped and counted"
+            )
+        self.skipped += len(blank)
+        self.first_skipped += [self.rows + row for row in blank[: FIRST_SKIPPED - len(self.first_skipped)]]
+        if "id" in batch.schema.names:
+            ids = batch.column("id")
+        else:
+            ids = pa.array([str(self.rows + row) for row in range(batch.num_rows)], pa.string())
+        others = {name: batch.column(name) for name in batch.schema.names if name not in ("id", "text")}
+        whole = pa.RecordBatch.from_pydict({"id": ids, "text": batch.column("text"), **others})
+        if blank:
+            dropped = set(blank)
+            whole = whole.filter(pa.array([row not in dropped for row in range(batch.num_rows)]))
+        if whole.column("id").null_count:
+            row = whole.column("id").to_pylist().index(None)
+            raise CorpusError(
+                f"{file.name}: the id of the text {whole.column('text')[row].as_py()[:30]!r} is null: "
+                f"give every row an id, or leave out --id-column to use row numbers"
+            )
+        return whole
+
+    def _named(self) -> str:
+        return self.files[0].name if len(self.files) == 1 else f"the corpus ({len(self.files)} files)"
+
+
+def _named_blank(text: str | None) -> str:
+    return "null" if text is None else "empty" if text == "" else f"blank ({text[:20]!r})"
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema, file: CorpusFile) -> pa.RecordBatch:
+    try:
+        arrays = [batch.column(wanted.name).cast(wanted.type) for wanted in schema]
+    except pa.ArrowInvalid as error:
+        raise CorpusError(
+            f"{file.name}: a kept column has another type than in the first file: {str(error).splitlines()[0]}"
+        ) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,78 @@
+"""What every encoder is: texts in, float32 (n, d) out, and a fingerprint that says which encoder it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TextKind = Literal["document", "query"]
+Family = Literal["raw", "tuned"]
+"""`raw`: a language model never trained on sentence similarity; `tuned`: trained on it."""
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """All that is needed to load an encoder again; stored in an index's manifest."""
+
+    source: str
+    """A name of the catalog, a folder or a hub id."""
+    pooling: str
+    query_prompt: str
+    document_prompt: str
+    max_length: int
+    """Tokens, special tokens included; what is beyond is cut off."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Encoder(Protocol):
+    """Texts to vectors."""
+
+    @property
+    def settings(self) -> EncoderSettings: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over weights, tokenizer, pooling, prompts and length: equal fingerprints, equal vectors."""
+        ...
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def truncated(self) -> int:
+        """Texts cut off at max_length since this encoder was loaded."""
+        ...
+
+    def encode(
+        self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
+    ) -> NDArray[np.float32]:
+        """Raw embeddings, not of unit length, in the order of the texts.
+
+        Parameters
+        ----------
+        kind : which of the two prompts is put before each text.
+        on_batch : called after each batch with its number of texts.
+
+        Returns
+        -------
+        float32, shape (n, d); (0, d) for no text. A row does not depend on the other texts (beyond 1e-5).
+        """
+        ...
+
+
+def settings_fingerprint(settings: EncoderSettings, file_hashes: dict[str, str]) -> str:
+    """One sha256 over the settings that shape a vector and over the model's files; where the files lie is left out."""
+    shaping = {name: value for name, value in settings.to_json().items() if name != "source"}
+    content = json.dumps({"settings": shaping, "files": file_hashes}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(content.encode("utf-8")).hexdigest()

@@ -1,0 +1,224 @@
+"""Hugging Face models through transformers and torch: BERT, RoBERTa, DistilBERT, ALBERT, XLM-R and their like."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from retrieval.encoders.base import EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.pooling import check_pooling, needs_all_states, pool
+from retrieval.errors import EncoderError, UsageError
+from retrieval.storage import cached_sha256
+
+BATCH_TOKENS = 2048
+"""Tokens of a batch, padding included: small enough for a CPU's caches, large enough for its matrix units."""
+
+DEFAULT_MAX_LENGTH = 512
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+_WEIGHT_PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+class TransformerEncoder:
+    """A frozen transformer with a pooling.
+
+    Parameters
+    ----------
+    folder : a Hugging Face folder: config.json, a tokenizer, model.safetensors or pytorch_model.bin.
+    settings : max_length 0 stands for the most that the model takes, at most 512.
+    device : `auto` (a GPU where there is one), `cpu`, `cuda` or any torch device.
+    family : None tells it from the folder: sentence-transformers' modules.json means tuned.
+
+    Raises
+    ------
+    EncoderError
+        A file is missing or unreadable, or the checkpoint lacks weights.
+    UsageError
+        An unknown pooling, or a max_length beyond the model's positions.
+    """
+
+    def __init__(
+        self, folder: Path, settings: EncoderSettings, device: str = "auto", family: Family | None = None
+    ) -> None:
+        check_pooling(settings.pooling)
+        self.family: Family = family or ("tuned" if (folder / "modules.json").exists() else "raw")
+        self._folder = folder
+        self._weights = _weight_files(folder)
+        self._device = _device(device)
+        with _quiet_transformers():
+            self._tokenizer = _load_tokenizer(folder)
+            self._model = _load_model(folder).to(self._device).eval()
+        self.settings = replace(settings, max_length=_max_length(settings, self._model.config, self._tokenizer))
+        self.truncated = 0
+
+    @property
+    def dimension(self) -> int:
+        return int(self._model.config.hidden_size)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        files = [self._folder / "config.json", *self._weights]
+        files += [path for name in _TOKENIZER_FILES if (path := self._folder / name).exists()]
+        return settings_fingerprint(self.settings, {path.name: cached_sha256(path) for path in files})
+
+    def encode(
+        self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
+    ) -> NDArray[np.float32]:
+        """See Encoder.encode. Texts are sorted by length, so that batches hold little padding."""
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        if not texts:
+            return vectors
+        tokens = self._tokenize(texts, kind)
+        for rows in _batches([len(ids) for ids in tokens["input_ids"]]):
+            batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
+            vectors[rows] = self._forward(batch)
+            if on_batch is not None:
+                on_batch(len(rows))
+        return vectors
+
+    def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
+        prompt = self.settings.query_prompt if kind == "query" else self.settings.document_prompt
+        limit = self.settings.max_length
+        prompted = [prompt + text for text in texts]
+        try:
+            encoded = self._tokenizer(prompted, truncation=True, max_length=limit, padding=False)
+        except UnicodeEncodeError as error:
+            raise UsageError(f"a text holds half a surrogate pair, which is not a character: {error}") from None
+        if encoded.encodings is not None:
+            self.truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+        else:  # a tokenizer without a fast version does not tell what it cut off
+            full = [
+                prompted[i] for i, ids in enumerate(encoded["input_ids"]) if len(ids) == limit
+            ]
+            lengths = [len(ids) for ids in self._tokenizer(full, verbose=False)["input_ids"]] if full else []
+            self.truncated += sum(length > limit for length in lengths)
+        return {name: encoded[name] for name in self._tokenizer.model_input_names if name in encoded}
+
+    @torch.inference_mode()
+    def _forward(self, batch: dict[str, list[list[int]]]) -> NDArray[np.float32]:
+        inputs = self._tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
+        mask = inputs["attention_mask"]
+        every_state = needs_all_states(self.settings.pooling)
+        output = self._model(**inputs, output_hidden_states=every_state)
+        states = output.hidden_states if every_state else (output.last_hidden_state,)
+        return pool(states, mask, self.settings.pooling).float().cpu().numpy()
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
+    """Rows, longest texts first (so that memory peaks at once, not in hour two), in batches of BATCH_TOKENS."""
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    start = 0
+    while start < len(order):
+        size = max(1, BATCH_TOKENS // max(1, lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if not (folder / "config.json").exists():
+        raise EncoderError(f"{folder} has no config.json: expected a Hugging Face model folder")
+    for pattern in _WEIGHT_PATTERNS:
+        if files := sorted(folder.glob(pattern)):
+            return files
+    raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # every tokenizer class has failures of its own
+        raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+def _load_model(folder: Path) -> Any:
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        model_class = transformers.AutoModel._model_mapping[type(config)]
+        # No pooling reads the pooler, and without the argument a missing one is filled with random weights.
+        takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+        options = {"add_pooling_layer": False} if takes_pooler else {}
+        model, report = transformers.AutoModel.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # every model class has failures of its own
+        raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
+        raise EncoderError(
+            f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first: "
+            f"the checkpoint is not whole, or its config.json is another model's"
+        )
+    return model
+
+
+def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
+    limits = [tokenizer.model_max_length]
+    if positions := getattr(config, "max_position_embeddings", None):
+        # The RoBERTa family counts positions from the padding token's number + 1.
+        offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
+        limits.append(positions - offset)
+    most = min(limit for limit in limits if limit > 0)
+    if settings.max_length > most:
+        raise UsageError(f"max length {settings.max_length} is more than the {most} tokens that {settings.source} takes")
+    return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
+
+
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet", "longformer"}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}: expected auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {name!r}: this machine has no CUDA GPU that torch can use; use --device cpu")
+    return device
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Loading without transformers' own bars and reports: this module turns what matters into errors."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(logging.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

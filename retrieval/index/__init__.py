@@ -1,0 +1,1 @@
+"""Rows, vectors and documents on disk and in FAISS."""

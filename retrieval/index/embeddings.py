@@ -1,0 +1,167 @@
+"""embeddings/: raw encoder output in numbered shards, each of which says what it was made from.
+
+A shard is a safetensors file with one tensor `embeddings`, float32, shape (rows, d), and its key in the metadata: equal
+keys mean equal texts, encoder and shard size. So a shard can be trusted wherever it is found: in an unfinished
+build after a power cut, or in the index that stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.storage import atomic_file
+
+SHARD_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class EmbeddingsKey:
+    """What embeddings were made from."""
+
+    texts_sha256: str
+    rows: int
+    encoder_fingerprint: str
+    encoder: dict[str, Any]
+    """The encoder's settings, to say in words what changed."""
+    shard_rows: int = SHARD_ROWS
+
+    def changes(self, other: EmbeddingsKey) -> list[str]:
+        """What makes `other` unusable where self is needed, in words; empty where it can be used."""
+        changes = []
+        if self.texts_sha256 != other.texts_sha256:
+            changes.append(f"the texts changed ({other.rows:,} before, {self.rows:,} now)")
+        if self.encoder_fingerprint != other.encoder_fingerprint:
+            differing = [
+                f"{name} {other.encoder.get(name)!r} -> {value!r}"
+                for name, value in self.encoder.items()
+                if other.encoder.get(name) != value
+            ]
+            changes.append(f"the encoder changed ({', '.join(differing) or 'its files are others'})")
+        if self.shard_rows != other.shard_rows:
+            changes.append("the shards have another size")
+        return changes
+
+
+class EmbeddingShards:
+    """The shards of one folder.
+
+    Parameters
+    ----------
+    folder : where they are; made when the first shard is written.
+    key : what they are made from.
+    """
+
+    def __init__(self, folder: Path, key: EmbeddingsKey) -> None:
+        self.folder = folder
+        self.key = key
+        self._open: dict[int, tuple[NDArray[np.float32], dict[str, str]]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many shards make the whole."""
+        return -(-self.key.rows // self.key.shard_rows)
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """The rows of a shard: first, and one past the last."""
+        start = shard * self.key.shard_rows
+        return start, min(start + self.key.shard_rows, self.key.rows)
+
+    def missing(self) -> list[int]:
+        """The shards that are not there whole, with this key."""
+        return [shard for shard in range(self.count) if not self._usable(shard)]
+
+    def write(self, shard: int, embeddings: NDArray[np.float32], truncated: int) -> None:
+        """Write a shard durably.
+
+        Parameters
+        ----------
+        embeddings : float32, shape (rows of the shard, d)
+        truncated : how many of its distinct texts were cut off at the encoder's max length
+        """
+        from safetensors.numpy import save
+
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+        metadata = {"key": json.dumps(asdict(self.key), ensure_ascii=False), "truncated": str(truncated)}
+        with atomic_file(self._path(shard)) as file:
+            file.write(save({"embeddings": np.ascontiguousarray(embeddings)}, metadata))
+
+    def read(self, shard: int) -> NDArray[np.float32]:
+        """float32, shape (rows of the shard, d), memory-mapped."""
+        return self._mapped(shard)[0]
+
+    def truncated(self) -> int:
+        """How many distinct texts of all shards were cut off."""
+        return sum(int(self._mapped(shard)[1]["truncated"]) for shard in range(self.count))
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """All embeddings in row order, a shard at a time."""
+        for shard in range(self.count):
+            yield _map_shard(self._path(shard))[0]  # not kept open: pages that were read count as memory
+
+    def link_from(self, other: Path) -> None:
+        """Take the shards of another folder, without copying where the file system allows it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(other.glob("*.safetensors")):
+            target = self.folder / path.name
+            target.unlink(missing_ok=True)
+            try:
+                os.link(path, target)
+            except OSError:
+                shutil.copyfile(path, target)
+
+    def _usable(self, shard: int) -> bool:
+        start, stop = self.bounds(shard)
+        try:
+            embeddings, metadata = self._mapped(shard)
+            return not self.key.changes(_key(metadata)) and len(embeddings) == stop - start
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _mapped(self, shard: int) -> tuple[NDArray[np.float32], dict[str, str]]:
+        if shard not in self._open:
+            self._open[shard] = _map_shard(self._path(shard))
+        return self._open[shard]
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"{shard:06d}.safetensors"
+
+
+def key_of_folder(folder: Path) -> EmbeddingsKey | None:
+    """The key of the first readable shard; None where there is none."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            return _key(_map_shard(path)[1])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _key(metadata: dict[str, str]) -> EmbeddingsKey:
+    return EmbeddingsKey(**json.loads(metadata["key"]))
+
+
+def _map_shard(path: Path) -> tuple[NDArray[np.float32], dict[str, str]]:
+    """The tensor, memory-mapped, and the metadata. Raises ValueError or OSError where the file is not whole.
+
+    The layout is the safetensors format's: u64 header length, a JSON header, then the data. The library itself reads a
+    tensor whole, and single rows of many shards are wanted here.
+    """
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8)) if os.fstat(file.fileno()).st_size >= 8 else (0,)
+        header = json.loads(file.read(length))
+    entry = header["embeddings"]
+    start, stop = entry["data_offsets"]
+    if entry["dtype"] != "F32" or path.stat().st_size != 8 + length + stop:
+        raise ValueError(f"{path} is not whole")
+    return np.memmap(path, np.float32, "r", 8 + length + start, tuple(entry["shape"])), header["__metadata__"]

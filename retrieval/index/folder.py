@@ -1,0 +1,150 @@
+"""One index = one folder: the manifest, and what is checked before anything in the folder is believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import IndexFolderError
+from retrieval.storage import atomic_file, sha256_file
+
+FORMAT = "retr-index"
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+DOCUMENTS = "documents.arrow"
+VECTORS = "vectors.faiss"
+TRANSFORM = "transform.safetensors"
+EMBEDDINGS = "embeddings"
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index is and how it was built; indexes/README.md says what each part holds."""
+
+    created: str
+    retr_version: str
+    documents: dict[str, Any]
+    encoder: dict[str, Any]
+    transform: dict[str, Any]
+    index: dict[str, Any]
+    build: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json, whole or not at all."""
+    with atomic_file(folder / MANIFEST) as file:
+        file.write((json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
+
+
+def list_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every file of the folder but the manifest, with its bytes and sha256."""
+    return {
+        str(path.relative_to(folder).as_posix()): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read manifest.json.
+
+    Raises
+    ------
+    IndexFolderError
+        There is none, it is damaged, or it is of another format or version.
+    """
+    path = folder / MANIFEST
+    if not folder.exists():
+        raise IndexFolderError(f"no index at '{folder}': build one with: retr index CORPUS -o {folder}")
+    if not path.exists():
+        raise IndexFolderError(f"'{folder}' is not an index: it has no {MANIFEST}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        format, version = content["format"], content["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IndexFolderError(f"{path} is damaged ({error}): build the index again, into another folder") from None
+    if format != FORMAT:
+        raise IndexFolderError(f"{path} is of format {format!r}, expected {FORMAT!r}")
+    if version != FORMAT_VERSION:
+        raise IndexFolderError(
+            f"{path} is of format version {version}, and this retr reads version {FORMAT_VERSION}: "
+            + ("install a newer retr" if isinstance(version, int) and version > FORMAT_VERSION else "build it again")
+        )
+    try:
+        sections = {field.name: content[field.name] for field in fields(Manifest)}
+        wrong = [field.name for field in fields(Manifest) if type(sections[field.name]) is not _section_type(field.name)]
+    except KeyError as error:
+        raise IndexFolderError(f"{path} is damaged: it lacks {error}; build the index again") from None
+    if wrong:
+        raise IndexFolderError(f"{path} is damaged: {wrong[0]!r} is not what it should be; build the index again")
+    return Manifest(**sections)
+
+
+def check_files(folder: Path, manifest: Manifest, *, hashes: bool = False) -> None:
+    """Compare the files with the manifest: their sizes, and on request their sha256.
+
+    Raises
+    ------
+    IndexFolderError
+        A file is missing or is not the one that was written; the first one is named.
+    """
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise IndexFolderError(f"{path} is missing: build the index again, or copy the folder whole")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            with path.open("rb") as file:
+                if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    raise IndexFolderError(f"{path} is a git-lfs pointer, not the file itself: run git lfs pull")
+            raise IndexFolderError(
+                f"{path} has {size:,} bytes, expected {entry['bytes']:,}: it was cut short or replaced; "
+                f"build the index again, or copy the folder whole"
+            )
+        if hashes and sha256_file(path) != entry["sha256"]:
+            raise IndexFolderError(f"{path} is not the file that was written (its sha256 differs): build the index again")
+
+
+def find_indexes(root: Path) -> Iterator[tuple[Path, Manifest]]:
+    """The indexes right below `root`, the one built last first; damaged ones are left out."""
+    found = []
+    for path in root.glob(f"*/{MANIFEST}"):
+        try:
+            found.append((path.parent, read_manifest(path.parent)))
+        except IndexFolderError:
+            continue
+    yield from sorted(found, key=lambda pair: pair[1].created, reverse=True)
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output path under which something stands that is not an index.
+
+    Raises
+    ------
+    IndexFolderError
+        A file, or a folder with other things in it.
+    """
+    if path.is_dir():
+        if any(path.iterdir()):
+            try:
+                read_manifest(path)
+            except IndexFolderError as error:
+                raise IndexFolderError(
+                    f"'{path}' will not be replaced: {error}. Give another folder with -o, or delete this one"
+                ) from None
+    elif path.exists() or path.is_symlink():
+        raise IndexFolderError(f"'{path}' is a file, expected a folder or a new name: give another with -o")
+
+
+def _section_type(name: str) -> type:
+    return str if name in ("created", "retr_version") else dict

@@ -1,0 +1,83 @@
+"""Unit vectors in FAISS: build, add, search. Rows and FAISS's own conventions end here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.errors import DimensionError, IndexFolderError, UsageError
+from retrieval.index.spec import factory_string
+
+
+class VectorIndex:
+    """Nearest neighbours by inner product over unit vectors, that is by cosine.
+
+    Parameters
+    ----------
+    dimension : m
+    spec : a kind that `spec.resolve_spec` gives
+    """
+
+    def __init__(self, dimension: int, spec: str = "flat") -> None:
+        self._index = faiss.index_factory(dimension, factory_string(spec), faiss.METRIC_INNER_PRODUCT)
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._index.d)
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Append unit vectors, float32, shape (n, m); they take the next rows."""
+        self._index.add(self._checked(vectors))
+
+    def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The nearest rows of each query.
+
+        Parameters
+        ----------
+        queries : float32, unit vectors, shape (q, m)
+        k : at least 1; more than there are rows gives all of them.
+
+        Returns
+        -------
+        scores : float32, shape (q, min(k, n)), falling, within [-1, 1]
+        rows : int64, same shape; of equal scores the smaller row comes first.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}, expected at least 1")
+        scores, rows = self._index.search(self._checked(queries), min(k, len(self)))
+        scores = scores.clip(-1, 1)  # FAISS's sums of float32 products reach 1.0000008
+        order = np.lexsort((rows, -scores), axis=1)
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+    def save(self, path: Path) -> None:
+        """Write FAISS's own file. Raises OSError where it cannot be written whole."""
+        try:
+            faiss.write_index(self._index, str(path))
+        except RuntimeError as error:
+            raise OSError(f"{path} cannot be written (is the disk full?): {_reason(error)}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> VectorIndex:
+        """Read what `save` wrote. Raises IndexFolderError where the file is not that."""
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise IndexFolderError(f"{path} is not a whole FAISS index ({_reason(error)}): build the index again") from None
+        loaded = cls.__new__(cls)
+        loaded._index = index
+        return loaded
+
+    def _checked(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
+            raise DimensionError(f"expected vectors of shape (n, {self.dimension}), got {vectors.shape}")
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).splitlines()[0].split("Error: ")[-1]

@@ -1,0 +1,340 @@
+"""corpus -> index folder, in stages that survive a power cut.
+
+Everything is written in a hidden folder beside the index (`.NAME.building`) and takes the index's name at the end, in one
+step. Finished shards of embeddings stay there if the build is broken off; the same command goes on from them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from retrieval import __version__
+from retrieval.corpus import Corpus
+from retrieval.encoders import catalog
+from retrieval.encoders.base import Encoder, EncoderSettings
+from retrieval.encoders.load import load_encoder
+from retrieval.errors import BuildError, TransformError
+from retrieval.index import folder as layout
+from retrieval.index.documents import Documents, DocumentsWriter, write_documents
+from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
+from retrieval.index.spec import resolve_spec
+from retrieval.index.vectors import VectorIndex
+from retrieval.storage import replace_folder, sync_tree
+from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.moments import Moments
+from retrieval.transforms.spec import AUTO, NONE, TransformSpec, auto_transform, parse_transform
+from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
+from retrieval.types import NoProgress, Progress
+
+_STAGED = "index"  # the future index folder inside the building folder
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How an index is built from a corpus."""
+
+    settings: EncoderSettings
+    transform: str = AUTO
+    index: str = AUTO
+    device: str = "auto"
+    fresh: bool = False
+    """Encode everything anew, whatever is there already."""
+
+
+@dataclass
+class _Stages:
+    """Seconds a stage took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def build_index(
+    corpus: Corpus,
+    output: Path,
+    options: BuildOptions,
+    *,
+    encoder: Encoder | None = None,
+    progress: Progress | None = None,
+) -> layout.Manifest:
+    """Build an index folder.
+
+    Parameters
+    ----------
+    corpus : read once, from the start.
+    output : the folder; an index that stands there answers until the new one takes its name.
+    encoder : one that is loaded already; otherwise `options.settings` is loaded.
+    progress : told how it goes.
+
+    Returns
+    -------
+    The manifest of the new index.
+
+    Raises
+    ------
+    RetrError
+        Of the kind that tells what is wrong; what stood at `output` is untouched, and finished shards are kept.
+    """
+    layout.check_output(output)
+    spec = None if options.transform == AUTO else parse_transform(options.transform)
+    index_spec = resolve_spec(options.index)
+    progress = progress or NoProgress()
+    with _building_folder(output) as building:
+        build = _Build(corpus, output, building / _STAGED, options, spec, index_spec, progress)
+        manifest = build.run(encoder)
+        replace_folder(building / _STAGED, output)
+    return manifest
+
+
+@contextmanager
+def _building_folder(output: Path) -> Iterator[Path]:
+    """The hidden folder of a build, for one build at a time; it stays behind only where it holds finished shards."""
+    building = output.with_name(f".{output.name}.building")
+    (building / _STAGED).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(building / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BuildError(f"another build of '{output}' is running: wait for it, or give another folder with -o") from None
+    try:
+        yield building
+    except BaseException:
+        if not any((building / _STAGED / layout.EMBEDDINGS).glob("*.safetensors")):
+            shutil.rmtree(building, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(building, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+class _Build:
+    """One build, stage by stage, in `folder`."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        output: Path,
+        folder: Path,
+        options: BuildOptions,
+        spec: TransformSpec | None,
+        index_spec: str,
+        progress: Progress,
+    ) -> None:
+        self.corpus, self.output, self.folder, self.options = corpus, output, folder, options
+        self.spec, self.index_spec, self.progress = spec, index_spec, progress
+        self.stages = _Stages()
+        self.reused_shards = 0
+
+    def run(self, encoder: Encoder | None) -> layout.Manifest:
+        self._clear_old_files()
+        with self.stages.timed("read"):
+            writer = self._read()
+        documents = Documents(self.folder / layout.DOCUMENTS)
+        first_rows = writer.first_rows()
+        distinct = int((first_rows == np.arange(len(first_rows))).sum())
+        if encoder is None:
+            with self.stages.timed("load"):
+                encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
+        spec = self._choose_transform(encoder, len(documents), distinct)
+        key = EmbeddingsKey(
+            writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json()
+        )
+        shards = EmbeddingShards(self.folder / layout.EMBEDDINGS, key)
+        del writer
+        with self.stages.timed("encode"):
+            self._encode(encoder, documents, first_rows, shards)
+        with self.stages.timed("transform"):
+            transform, transform_info = self._fit(spec, shards, encoder.dimension)
+        with self.stages.timed("index"):
+            vectors = self._index(transform, shards, encoder.dimension)
+        with self.stages.timed("write"):
+            vectors.save(self.folder / layout.VECTORS)
+            if transform is not None:
+                transform.save(self.folder / layout.TRANSFORM)
+            manifest = self._manifest(documents, distinct, encoder, shards, transform_info, vectors)
+            layout.write_manifest(self.folder, manifest)
+            sync_tree(self.folder)
+        return manifest
+
+    def _clear_old_files(self) -> None:
+        """Leave nothing of an earlier build but its embeddings, which say themselves what they are."""
+        for path in self.folder.iterdir():
+            if path.name != layout.EMBEDDINGS:
+                path.unlink()
+        if self.options.fresh:
+            shutil.rmtree(self.folder / layout.EMBEDDINGS, ignore_errors=True)
+
+    def _read(self) -> DocumentsWriter:
+        with self.progress.stage("reading", "rows", None) as advance:
+
+            def batches() -> Iterator[Any]:
+                for batch in self.corpus.batches():
+                    yield batch
+                    advance(batch.num_rows)
+
+            writer = write_documents(batches(), self.folder / layout.DOCUMENTS)
+        if self.corpus.skipped:
+            shown = ", ".join(str(row) for row in self.corpus.first_skipped)
+            more = ", ..." if self.corpus.skipped > len(self.corpus.first_skipped) else ""
+            self.progress.note(f"skipped {self.corpus.skipped:,} blank texts: rows {shown}{more} (from 0)")
+        return writer
+
+    def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> TransformSpec | None:
+        """The transform to fit; what cannot be fitted is refused before hours of encoding, not after."""
+        if self.options.transform == AUTO:
+            name, reason = auto_transform(catalog.SUITED_TRANSFORM[encoder.family], distinct, encoder.dimension)
+            self.progress.note(f"transform {name}: {reason}")
+            return parse_transform(name)
+        if self.spec is not None:
+            most = min(encoder.dimension, rows - 1, distinct)
+            if self.spec.m > most:
+                raise TransformError(
+                    f"cannot keep m = {self.spec.m} dimensions: {rows:,} documents ({distinct:,} distinct texts) in "
+                    f"{encoder.dimension} dimensions have rank {most} at most; choose a smaller m, "
+                    f"give more documents, or use --transform none"
+                )
+        return self.spec
+
+    def _encode(
+        self, encoder: Encoder, documents: Documents, first_rows: NDArray[np.int64], shards: EmbeddingShards
+    ) -> None:
+        """Write the missing shards. Each distinct text is encoded once, where it first appears."""
+        self._reuse_embeddings(shards)
+        missing = shards.missing()
+        self.reused_shards = shards.count - len(missing)
+        is_first = first_rows == np.arange(len(first_rows))
+        waiting = sum(int(is_first[slice(*shards.bounds(shard))].sum()) for shard in missing)
+        total = int(is_first.sum())
+        if self.reused_shards and waiting:
+            self.progress.note(f"going on: {total - waiting:,} of {total:,} distinct texts are encoded already")
+        elif self.reused_shards:
+            self.progress.note(f"all {total:,} distinct texts are encoded already, by the same encoder")
+        with self.progress.stage("encoding", "texts", total, total - waiting) as advance:
+            for shard in missing:
+                start, stop = shards.bounds(shard)
+                own = np.flatnonzero(is_first[start:stop])
+                texts = documents.texts(start, stop)
+                before = encoder.truncated
+                embeddings = np.empty((stop - start, encoder.dimension), dtype=np.float32)
+                embeddings[own] = encoder.encode([texts[row] for row in own], on_batch=advance)
+                for row in np.flatnonzero(~is_first[start:stop]):
+                    source = int(first_rows[start + row])
+                    if source >= start:
+                        embeddings[row] = embeddings[source - start]
+                    else:
+                        embeddings[row] = shards.read(source // shards.key.shard_rows)[source % shards.key.shard_rows]
+                shards.write(shard, embeddings, encoder.truncated - before)
+        if truncated := shards.truncated():
+            self.progress.note(
+                f"{truncated:,} texts are longer than {encoder.settings.max_length} tokens: "
+                f"what is beyond does not count (--max-length)"
+            )
+
+    def _reuse_embeddings(self, shards: EmbeddingShards) -> None:
+        """Keep the unfinished build's shards, or take the standing index's; else begin with none, and say why."""
+        unfinished = key_of_folder(shards.folder)
+        if unfinished is not None:
+            if changes := shards.key.changes(unfinished):
+                self.progress.note(f"starting anew, not from the unfinished build: {'; '.join(changes)}")
+                shutil.rmtree(shards.folder)
+            else:
+                return
+        standing = self.output / layout.EMBEDDINGS
+        if not self.options.fresh and (key := key_of_folder(standing)) is not None and not shards.key.changes(key):
+            shards.link_from(standing)
+
+    def _fit(
+        self, spec: TransformSpec | None, shards: EmbeddingShards, dimension: int
+    ) -> tuple[Whitening | None, dict[str, Any]]:
+        if spec is None:
+            return None, {"name": NONE, "m": dimension}
+        moments = Moments(dimension)
+        with self.progress.stage("fitting", "vectors", shards.key.rows) as advance:
+            for chunk in shards.chunks():
+                moments.update(chunk)
+                advance(len(chunk))
+        try:
+            transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)
+        except TransformError as error:
+            if self.options.transform != AUTO:
+                raise
+            self.progress.note(f"transform none instead of {spec}: {error}")
+            return None, {"name": NONE, "m": dimension}
+        return transform, {
+            "name": str(spec),
+            "beta": spec.beta,
+            "gamma": spec.gamma,
+            "m": spec.m,
+            "eps": DEFAULT_EPS,
+            "rows": moments.rows,
+            "kept_share": round(float(spectrum[: spec.m].sum() / spectrum.sum()), 6),
+        }
+
+    def _index(self, transform: Whitening | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
+        vectors = VectorIndex(transform.m if transform is not None else dimension, self.index_spec)
+        with self.progress.stage("indexing", "vectors", shards.key.rows) as advance:
+            for chunk in shards.chunks():
+                vectors.add(unit_vectors(chunk, transform))
+                advance(len(chunk))
+        return vectors
+
+    def _manifest(
+        self,
+        documents: Documents,
+        distinct: int,
+        encoder: Encoder,
+        shards: EmbeddingShards,
+        transform: dict[str, Any],
+        vectors: VectorIndex,
+    ) -> layout.Manifest:
+        selection = self.corpus.selection
+        return layout.Manifest(
+            created=datetime.now(UTC).isoformat(timespec="microseconds"),
+            retr_version=__version__,
+            documents={
+                "count": len(documents),
+                "distinct_texts": distinct,
+                "fields": documents.fields,
+                "text_column": selection.text if selection else None,
+                "id_column": selection.id if selection else None,
+                "rows_read": self.corpus.rows,
+                "skipped": self.corpus.skipped,
+                "first_skipped_rows": self.corpus.first_skipped,
+                "truncated": shards.truncated(),
+                "sources": [{"name": file.name, "bytes": file.bytes} for file in self.corpus.files],
+            },
+            encoder={
+                **encoder.settings.to_json(),
+                "dimension": encoder.dimension,
+                "fingerprint": encoder.fingerprint,
+            },
+            transform=transform,
+            index={"spec": self.index_spec, "dimension": vectors.dimension, "vectors": len(vectors)},
+            build={
+                "seconds": self.stages.seconds,
+                "shards": shards.count,
+                "shards_reused": self.reused_shards,
+                "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+                "python": platform.python_version(),
+            },
+            files=layout.list_files(self.folder),
+        )

@@ -1,0 +1,231 @@
+"""Texts -> hits, out of an index folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrieval.corpus import Corpus, CorpusOptions, is_blank
+from retrieval.encoders.base import Encoder, EncoderSettings
+from retrieval.encoders.catalog import DEFAULT_MODEL
+from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.errors import EncoderError, IndexFolderError, UsageError
+from retrieval.index import folder as layout
+from retrieval.index.documents import Documents
+from retrieval.index.vectors import VectorIndex
+from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.whitening import Whitening
+from retrieval.types import Hit, NoProgress, Progress
+
+_BATCH_QUERIES = 4096
+
+
+class Index:
+    """An index folder that is open for search. Use `Index.open` or `Index.build`."""
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: layout.Manifest,
+        documents: Documents,
+        vectors: VectorIndex,
+        transform: Whitening | None,
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._documents, self._vectors, self._transform = documents, vectors, transform
+        self._encoder: Encoder | None = None
+        self._device = "auto"
+        self._progress: Progress = NoProgress()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        encoder: Encoder | None = None,
+        device: str = "auto",
+        progress: Progress | None = None,
+    ) -> Index:
+        """Open an index folder; the encoder is loaded with the first search.
+
+        Parameters
+        ----------
+        encoder : one that is loaded already, instead of the one that the manifest names.
+        device : where the encoder runs: `auto`, `cpu` or `cuda`.
+
+        Raises
+        ------
+        IndexFolderError
+            There is no index, it is damaged, or it is of another format version.
+        EncoderError
+            The encoder is not the one that built the index.
+        """
+        folder = Path(path)
+        index = cls._open_whole(folder)
+        index._device = device
+        index._progress = progress or NoProgress()
+        if encoder is not None:
+            index._encoder = index._checked(encoder)
+        return index
+
+    @classmethod
+    def build(
+        cls,
+        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: str | os.PathLike[str],
+        *,
+        model: str | Path = DEFAULT_MODEL,
+        pooling: str | None = None,
+        transform: str = "auto",
+        index: str = "auto",
+        max_length: int | None = None,
+        corpus: CorpusOptions | None = None,
+        encoder: Encoder | None = None,
+        device: str = "auto",
+        fresh: bool = False,
+        progress: Progress | None = None,
+    ) -> Index:
+        """Build an index folder from corpus files, and open it.
+
+        Parameters
+        ----------
+        sources : paths of files and folders, globs, or `-` for standard input.
+        path : the index folder; an index that stands there is replaced when the new one is whole.
+        model : a name of the catalog, a Hugging Face folder or a hub id.
+        pooling : cls, last-avg, last2-avg or first-last-avg; None takes the catalog's.
+        transform : auto, none, whiten-M, rotate-M or soft-M.
+        max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
+        corpus : columns, format, encoding, and what to do with blank texts.
+        encoder : one that is loaded already, instead of model, pooling and max_length.
+        fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
+
+        Raises
+        ------
+        RetrError
+            Of the kind that tells what is wrong; what stood at `path` is untouched.
+        """
+        from retrieval.pipeline import BuildOptions, build_index
+
+        named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+        settings = (
+            encoder.settings if encoder else resolve_settings(model, pooling=pooling, max_length=max_length)
+        )
+        options = BuildOptions(settings, transform, index, device, fresh)
+        build_index(
+            Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress
+        )
+        return cls.open(path, encoder=encoder, device=device, progress=progress)
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        return len(self._vectors)
+
+    def search(self, texts: str | Sequence[str], k: int = 10, *, min_score: float | None = None) -> list[list[Hit]]:
+        """The k documents nearest to each text.
+
+        Parameters
+        ----------
+        texts : one text or many.
+        k : at least 1; more than there are documents gives all of them.
+        min_score : leave out hits below this cosine.
+
+        Returns
+        -------
+        One list of hits a text, nearest first; of equal scores the document that was indexed first.
+
+        Raises
+        ------
+        UsageError
+            k is less than 1, or a text is blank; the text is named by its place.
+        EncoderError
+            The encoder cannot be loaded, or is not the one that built the index.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}, expected at least 1")
+        queries = [texts] if isinstance(texts, str) else list(texts)
+        for place, query in enumerate(queries, 1):
+            if not isinstance(query, str):
+                raise UsageError(f"query {place} is {type(query).__name__} {query!r}, expected a text")
+            if is_blank(query):
+                raise UsageError(f"query {place} is blank ({query!r}): expected a text")
+        hits: list[list[Hit]] = []
+        for start in range(0, len(queries), _BATCH_QUERIES):
+            hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score)
+        return hits
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder that built the index, loaded now if it was not yet."""
+        if self._encoder is None:
+            stored = {
+                name: value
+                for name, value in self.manifest.encoder.items()
+                if name in EncoderSettings.__dataclass_fields__
+            }
+            try:
+                settings = EncoderSettings(**stored)
+            except TypeError as error:
+                raise IndexFolderError(f"{self.path / layout.MANIFEST} is damaged: {error}") from None
+            self._encoder = self._checked(load_encoder(settings, self._device, self._progress.note))
+        return self._encoder
+
+    def verify(self) -> None:
+        """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""
+        layout.check_files(self.path, self.manifest, hashes=True)
+
+    @classmethod
+    def _open_whole(cls, folder: Path) -> Index:
+        """Open the parts of one build: another build may take the folder's name between two of them."""
+        manifest = layout.read_manifest(folder)
+        while True:
+            try:
+                index, damage = cls._open_parts(folder, manifest), None
+            except IndexFolderError as error:
+                index, damage = None, error
+            before, manifest = manifest, layout.read_manifest(folder)
+            if manifest.created == before.created:
+                if index is None:
+                    raise damage or IndexFolderError(f"'{folder}' cannot be opened")
+                return index
+
+    @classmethod
+    def _open_parts(cls, folder: Path, manifest: layout.Manifest) -> Index:
+        layout.check_files(folder, manifest)
+        documents = Documents(folder / layout.DOCUMENTS)
+        vectors = VectorIndex.load(folder / layout.VECTORS)
+        transform = Whitening.load(folder / layout.TRANSFORM) if layout.TRANSFORM in manifest.files else None
+        if len(documents) != len(vectors):
+            raise IndexFolderError(
+                f"'{folder}' is damaged: {len(documents):,} documents and {len(vectors):,} vectors; build it again"
+            )
+        return cls(folder, manifest, documents, vectors, transform)
+
+    def _checked(self, encoder: Encoder) -> Encoder:
+        expected = self.manifest.encoder.get("fingerprint")
+        if encoder.fingerprint != expected:
+            raise EncoderError(
+                f"index '{self.path}' was built by another encoder than {encoder.settings.source!r} is now "
+                f"(fingerprint {str(expected)[:12]}, now {encoder.fingerprint[:12]}): its files, pooling, prompts or "
+                f"length changed; restore the model, or build the index again"
+            )
+        return encoder
+
+    def _search_batch(self, queries: list[str], k: int, min_score: float | None) -> list[list[Hit]]:
+        vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self._transform)
+        scores, rows = self._vectors.search(vectors, k)
+        return [
+            [
+                self._hit(float(score), document)
+                for score, document in zip(some_scores, self._documents.take(some_rows.tolist()), strict=True)
+                if min_score is None or score >= min_score
+            ]
+            for some_scores, some_rows in zip(scores, rows, strict=True)
+        ]
+
+    @staticmethod
+    def _hit(score: float, document: dict[str, Any]) -> Hit:
+        doc_id, text = document.pop("id"), document.pop("text")
+        return Hit(doc_id, score, text, document)

@@ -1,0 +1,125 @@
+"""Files that survive a power cut: written beside, synced, then renamed; and their hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_RENAME_SWAP = 2  # sys/stdio.h of macOS
+
+
+def cache_directory() -> Path:
+    """Where unpacked models and remembered hashes live: $RETR_CACHE, or the user's cache directory."""
+    if configured := os.environ.get("RETR_CACHE"):
+        return Path(configured)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("retr", appauthor=False)
+
+
+def sha256_file(path: Path) -> str:
+    """The file's sha256 as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached_sha256(path: Path) -> str:
+    """sha256_file, remembered under the file's path, size and modification time."""
+    path = path.resolve()
+    stat = path.stat()
+    key = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    memory = cache_directory() / "hashes" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        remembered = json.loads(memory.read_text(encoding="utf-8"))
+        if remembered["key"] == key:
+            return str(remembered["sha256"])
+    digest = sha256_file(path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(memory) as file:
+            file.write(json.dumps({"path": str(path), "key": key, "sha256": digest}).encode())
+    return digest
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole and synced, or not at all."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the directory's own entries durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make every file below `folder` durable, and the directories that name them."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            with (Path(directory) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(directory))
+
+
+def replace_folder(new: Path, standing: Path) -> None:
+    """Give `new` the name `standing`, at once; a folder that stood there is then named `new`.
+
+    There is no moment at which `standing` names nothing or half a folder: Linux and macOS exchange two names in one
+    system call. Elsewhere, or on a file system without it, the old folder is moved aside first, and moved back on failure.
+    """
+    if not standing.exists():
+        new.rename(standing)
+    elif not _exchange(new, standing):
+        aside = new.with_name(f"{new.name}.old")
+        standing.rename(aside)
+        try:
+            new.rename(standing)
+        except OSError:
+            aside.rename(standing)
+            raise
+        aside.rename(new)
+    sync_directory(standing.parent)
+    sync_directory(new.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    first, second = os.fsencode(one), os.fsencode(other)
+    if sys.platform.startswith("linux") and hasattr(libc, "renameat2"):
+        return bool(libc.renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE) == 0)
+    if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+        return bool(libc.renamex_np(first, second, _RENAME_SWAP) == 0)
+    return False
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,1 @@
+"""Raw embeddings (n, d) -> (n, m): whitening and its kin."""

@@ -1,0 +1,141 @@
+"""The general whitening y = (x - beta mu) U Lambda^(-gamma/2), first m dimensions.
+
+beta = gamma = 1 is the whitening of Su et al. 2021 (arXiv:2103.15316, eq. 6 to 8; its top-k is m here); beta = gamma = 0
+is a rotation and a cut; Su's kexue.fm/archives/9079 has all between. U and Lambda are the eigenvectors and eigenvalues,
+in falling order, of the covariance about beta mu: E[(x - beta mu)(x - beta mu)^T].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.errors import DimensionError, TransformError
+from retrieval.transforms.moments import Moments
+
+DEFAULT_EPS = 1e-9
+"""Eigenvalues below eps times the covariance's largest are rounding noise of float32 embeddings, not directions of the
+data: they lie near 1e-12 (a layer norm, for one, leaves one direction empty), those of real encoders above 1e-6."""
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A fitted transform.
+
+    Parameters
+    ----------
+    mean : float32, shape (d,)
+        beta mu: what is taken away first.
+    components : float32, shape (d, m)
+        Columns are directions, of unit length.
+    variances : float32, shape (m,)
+        The eigenvalues of the kept directions, falling.
+    gamma : 1 divides each direction by its standard deviation, 0 leaves it.
+    """
+
+    mean: NDArray[np.float32]
+    components: NDArray[np.float32]
+    variances: NDArray[np.float32]
+    gamma: float
+
+    @classmethod
+    def fit(
+        cls, moments: Moments, m: int, *, beta: float = 1.0, gamma: float = 1.0, eps: float = DEFAULT_EPS
+    ) -> tuple[Whitening, NDArray[np.float64]]:
+        """Fit on the moments of the corpus.
+
+        Returns
+        -------
+        the transform, and all d eigenvalues, float64, falling: the spectrum.
+
+        Raises
+        ------
+        TransformError
+            m is less than 1 or more than the rank of what was seen; the message names both.
+        """
+        mean = moments.mean()
+        # E[(x - beta mu)(x - beta mu)^T] = Cov + (1 - beta)^2 mu mu^T
+        covariance = moments.covariance()
+        eigenvalues, vectors = np.linalg.eigh(covariance + (1 - beta) ** 2 * np.outer(mean, mean))
+        eigenvalues, vectors = eigenvalues[::-1].clip(min=0), vectors[:, ::-1]
+        # The mean's own direction can be thousands of times larger than the rest; it says nothing about their noise.
+        # Equal vectors leave nothing but rounding about their mean.
+        largest = float(np.linalg.eigvalsh(covariance)[-1]) if beta != 1 else float(eigenvalues[0])
+        floor = max(eps * largest, np.finfo(np.float32).eps ** 2 * float(mean @ mean))
+        rank = min(int((eigenvalues > floor).sum()), max(moments.rows - 1, 0))
+        if not 1 <= m <= rank:
+            raise TransformError(
+                f"cannot keep m = {m} dimensions: the {moments.rows:,} vectors of {moments.dimension} dimensions have "
+                f"rank {rank}; choose m from 1 to {rank}, give more distinct documents, or use --transform none"
+                if rank
+                else f"cannot keep m = {m} dimensions: the {moments.rows:,} vectors seen have rank 0 (one document, or "
+                f"all of them equal); use --transform none"
+            )
+        kept = vectors[:, :m]
+        # Eigenvectors have no sign of their own: the largest entry is made positive, so that two fits agree.
+        signs = np.sign(kept[np.abs(kept).argmax(axis=0), np.arange(m)])
+        transform = cls(
+            mean=(beta * mean).astype(np.float32),
+            components=np.ascontiguousarray(kept * signs, dtype=np.float32),
+            variances=eigenvalues[:m].astype(np.float32),
+            gamma=gamma,
+        )
+        return transform, eigenvalues
+
+    @property
+    def dimension(self) -> int:
+        """d, of the vectors that go in."""
+        return len(self.mean)
+
+    @property
+    def m(self) -> int:
+        """Kept dimensions, of the vectors that come out."""
+        return len(self.variances)
+
+    def transform(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Centre, rotate and scale embeddings.
+
+        Parameters
+        ----------
+        embeddings : float32, shape (n, d)
+            Need not have unit length; not modified.
+
+        Returns
+        -------
+        float32, shape (n, m), not of unit length.
+
+        Raises
+        ------
+        DimensionError
+            d is not the fitted dimension.
+        """
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.dimension:
+            raise DimensionError(
+                f"expected vectors of shape (n, {self.dimension}), as the transform was fitted, got {embeddings.shape}"
+            )
+        kernel = self.components * self.variances ** np.float32(-self.gamma / 2)  # (d, m)
+        return np.asarray((embeddings - self.mean) @ kernel, dtype=np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file."""
+        from safetensors.numpy import save_file
+
+        tensors = {"mean": self.mean, "components": self.components, "variances": self.variances}
+        save_file(tensors, path, metadata={"gamma": repr(self.gamma)})
+
+    @classmethod
+    def load(cls, path: Path) -> Whitening:
+        """Read what `save` wrote. Raises TransformError where the file is not that."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                gamma = float(file.metadata()["gamma"])
+                return cls(
+                    file.get_tensor("mean"), file.get_tensor("components"), file.get_tensor("variances"), gamma
+                )
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise TransformError(f"{path} is not a transform: {error}") from None
