@@ -1,10 +1,10 @@
 """retr: a semantic retrieval engine. Texts are encoded, whitened, and searched with FAISS.
 
-    import retrieval
+import retrieval
 
-    index = retrieval.Index.build("corpus.parquet", "indexes/corpus")
-    for hit in retrieval.Index.open("indexes/corpus").search("怎么退货", k=3)[0]:
-        print(hit.score, hit.text)
+index = retrieval.Index.build("corpus.parquet", "indexes/corpus")
+for hit in retrieval.Index.open("indexes/corpus").search("怎么退货", k=3)[0]:
+    print(hit.score, hit.text)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOMES = {
     "IndexFolderError": "retrieval.errors",
     "BuildError": "retrieval.errors",
 }
-__all__ = [  # noqa: F822 (loaded when first used)
+__all__ = [
     "BuildError",
     "CorpusError",
     "CorpusOptions",

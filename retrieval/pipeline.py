@@ -1,7 +1,7 @@
 """corpus -> index folder, in stages that survive a power cut.
 
-Everything is written in a hidden folder beside the index (`.NAME.building`) and takes the index's name at the end, in one
-step. Finished shards of embeddings stay there if the build is broken off; the same command goes on from them.
+Everything is written in a hidden folder beside the index (`.NAME.building`) and takes the index's name at the end, in
+one step. Finished shards of embeddings stay there if the build is broken off; the same command goes on from them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def _building_folder(output: Path) -> Iterator[Path]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise BuildError(f"another build of '{output}' is running: wait for it, or give another folder with -o") from None
+        raise BuildError(
+            f"another build of '{output}' is running: wait for it, or give another folder with -o"
+        ) from None
     try:
         yield building
     except BaseException:
@@ -155,9 +157,7 @@ class _Build:
             with self.stages.timed("load"):
                 encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
         spec = self._choose_transform(encoder, len(documents), distinct)
-        key = EmbeddingsKey(
-            writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json()
-        )
+        key = EmbeddingsKey(writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json())
         shards = EmbeddingShards(self.folder / layout.EMBEDDINGS, key)
         del writer
         with self.stages.timed("encode"):
@@ -320,7 +320,7 @@ class _Build:
                 "skipped": self.corpus.skipped,
                 "first_skipped_rows": self.corpus.first_skipped,
                 "truncated": shards.truncated(),
-                "sources": [{"name": file.name, "bytes": file.bytes} for file in self.corpus.files],
+                "sources": [{"name": file.name, "bytes": file.size} for file in self.corpus.files],
             },
             encoder={
                 **encoder.settings.to_json(),

@@ -110,13 +110,9 @@ class Index:
         from retrieval.pipeline import BuildOptions, build_index
 
         named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-        settings = (
-            encoder.settings if encoder else resolve_settings(model, pooling=pooling, max_length=max_length)
-        )
+        settings = encoder.settings if encoder else resolve_settings(model, pooling=pooling, max_length=max_length)
         options = BuildOptions(settings, transform, index, device, fresh)
-        build_index(
-            Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress
-        )
+        build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
         return cls.open(path, encoder=encoder, device=device, progress=progress)
 
     def __len__(self) -> int:

@@ -55,17 +55,18 @@ def cached_sha256(path: Path) -> str:
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name whole and synced, or not at all."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
     sync_directory(path.parent)
 
@@ -92,7 +93,7 @@ def replace_folder(new: Path, standing: Path) -> None:
     """Give `new` the name `standing`, at once; a folder that stood there is then named `new`.
 
     There is no moment at which `standing` names nothing or half a folder: Linux and macOS exchange two names in one
-    system call. Elsewhere, or on a file system without it, the old folder is moved aside first, and moved back on failure.
+    system call. Elsewhere, or on a file system without it, the old folder is moved aside first, and back on failure.
     """
     if not standing.exists():
         new.rename(standing)

@@ -34,7 +34,8 @@ def index(
         str | None, typer.Option(help=f"Pooling: {', '.join(POOLINGS)}. Default: what the model was made for.")
     ] = None,
     whiten: Annotated[
-        int | None, typer.Option(help="Whiten and keep this many dimensions: short for --transform whiten-M.", metavar="M")
+        int | None,
+        typer.Option(help="Whiten and keep this many dimensions: short for --transform whiten-M.", metavar="M"),
     ] = None,
     transform: Annotated[
         str | None, typer.Option(help="auto, none, whiten-M, rotate-M or soft-M. Default: auto.")
@@ -73,8 +74,6 @@ def index(
         transform = f"whiten-{whiten}"
     if pool is not None:
         check_pooling(pool)
-    if on_empty not in ("skip", "error"):
-        raise UsageError(f"--on-empty is {on_empty!r}, expected skip or error")
     columns = tuple(name.strip() for name in (keep or "").split(",") if name.strip())
     files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, on_empty))
     target = output or INDEXES / corpus_name(files.files[0])
@@ -88,7 +87,9 @@ def index(
     )
     seconds = time.perf_counter() - started
     if as_json:
-        print_line(json.dumps({"index": str(target), "seconds": round(seconds, 2), **manifest.to_json()}, ensure_ascii=False))
+        print_line(
+            json.dumps({"index": str(target), "seconds": round(seconds, 2), **manifest.to_json()}, ensure_ascii=False)
+        )
         return
     megabytes = sum(entry["bytes"] for entry in manifest.files.values()) / 1e6
     print_line(

@@ -11,8 +11,8 @@ from retrieval.cli.build import index as build
 from retrieval.cli.hits import write_table
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, QuietOption
 from retrieval.cli.output import TerminalProgress
-from retrieval.search import Index
 from retrieval.sample import corpus_file
+from retrieval.search import Index
 
 QUESTIONS = ("快递一直没收到怎么办", "手机丢了怎么把号码保住", "出国以后还能上网吗")
 

@@ -58,10 +58,16 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         rows.append(("truncated", f"{documents['truncated']:,} distinct texts at {encoder['max_length']} tokens"))
     prompts = f"prompts {encoder['query_prompt']!r} (query), {encoder['document_prompt']!r} (document)"
     rows += [
-        ("encoder", f"{encoder['source']}, {encoder['dimension']} dimensions, fingerprint {encoder['fingerprint'][:12]}"),
+        (
+            "encoder",
+            f"{encoder['source']}, {encoder['dimension']} dimensions, fingerprint {encoder['fingerprint'][:12]}",
+        ),
         ("pooling", f"{encoder['pooling']}, {prompts}, at most {encoder['max_length']} tokens"),
         ("transform", _transform(transform)),
-        ("vectors", f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}"),
+        (
+            "vectors",
+            f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
+        ),
     ]
     bytes_of: dict[str, int] = defaultdict(int)
     for name, entry in content["files"].items():

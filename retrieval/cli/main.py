@@ -57,11 +57,12 @@ def _say(message: str, debug: bool = False) -> None:
 
 def _os_error(error: OSError) -> str:
     where = f" {error.filename}" if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        return f"the disk is full{where and ' at' + where}: make room and run the same command again; it goes on from there"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        at = f" at{where}" if where else ""
+        return f"the disk is full{at}: make room and run the same command again; it goes on from there"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"cannot write{where}: {error.strerror}; give another place with -o"
-    return f"{error.strerror or error}{where and ':' + where}"
+        return f"no permission for{where or ' a file'}: {error.strerror}; give another place with -o"
+    return f"{error.strerror or error}{':' + where if where else ''}"
 
 
 def _usage(error: Exception) -> str:

@@ -16,7 +16,9 @@ INDEXES = Path("indexes")
 
 IndexOption = Annotated[
     Path | None,
-    typer.Option("--index", "-i", help="Index folder. Without it: the index built last under ./indexes.", metavar="FOLDER"),
+    typer.Option(
+        "--index", "-i", help="Index folder. Without it: the index built last under ./indexes.", metavar="FOLDER"
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where the encoder runs: auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]

@@ -63,7 +63,9 @@ def _check_arguments(texts: Sequence[str]) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise UsageError(f"the query {text!r} is not UTF-8: give it through stdin or fix the terminal's locale") from None
+            raise UsageError(
+                f"the query {text!r} is not UTF-8: give it through stdin or fix the terminal's locale"
+            ) from None
     if texts.count("-") > 1:
         raise UsageError("standard input (-) can be read once, and is named twice")
 

@@ -47,7 +47,8 @@ class CorpusFile:
         return "standard input" if self.path is None else str(self.path)
 
     @property
-    def bytes(self) -> int | None:
+    def size(self) -> int | None:
+        """Bytes on disk; None for standard input."""
         return None if self.path is None else self.path.stat().st_size
 
     @contextmanager
@@ -110,7 +111,7 @@ def _expand(name: str, format: str | None) -> list[CorpusFile]:
         return [CorpusFile(inner, format or str(_format_of(inner))) for inner in sorted(found, key=natural_key)]
     if path.exists():
         return [CorpusFile(path, format or _format_or_error(path))]
-    if matches := [Path(match) for match in glob.glob(str(path), recursive=True)]:
+    if matches := [Path(match) for match in glob.glob(str(path), recursive=True)]:  # noqa: PTH207 (absolute patterns too)
         files = sorted((match for match in matches if match.is_file()), key=natural_key)
         return [CorpusFile(match, format or _format_or_error(match)) for match in files]
     raise CorpusError(f"no such file or folder: {name!r}" if not glob.has_magic(name) else f"no file matches {name!r}")
@@ -119,9 +120,7 @@ def _expand(name: str, format: str | None) -> list[CorpusFile]:
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """A sort key that puts part-2 before part-10."""
     return [
-        (0, int(part), part) if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", str(path))
-        if part
+        (0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", str(path)) if part
     ]
 
 

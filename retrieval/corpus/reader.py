@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import pyarrow as pa
 
@@ -43,7 +42,8 @@ class CorpusOptions:
     keep: tuple[str, ...] = ()
     format: str | None = None
     encoding: str = "utf-8"
-    on_empty: Literal["skip", "error"] = "skip"
+    on_empty: str = "skip"
+    """What to do with blank texts: `skip` (counted) or `error`."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Corpus:
     def __post_init__(self) -> None:
         check_encoding(self.options.encoding)
         if self.options.on_empty not in ("skip", "error"):
-            raise UsageError(f"on_empty is {self.options.on_empty!r}, expected skip or error")
+            raise UsageError(f"on-empty is {self.options.on_empty!r}, expected skip or error")
         self.files: list[CorpusFile] = find_files(self.sources, self.options.format)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

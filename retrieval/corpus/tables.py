@@ -40,7 +40,7 @@ def read_parquet(file: CorpusFile, select: Select) -> Iterator[pa.RecordBatch]:
 
 def _spooled(file: CorpusFile) -> IO[bytes]:
     """Standard input as a file that can be read from its end, where Parquet keeps its schema."""
-    spool = cast(IO[bytes], tempfile.TemporaryFile())
+    spool = cast(IO[bytes], tempfile.TemporaryFile())  # noqa: SIM115 (the caller closes it)
     with file.open() as stream:
         while chunk := stream.read(io.DEFAULT_BUFFER_SIZE * 128):
             spool.write(chunk)

@@ -159,10 +159,10 @@ def _read_header(reader: _Reader) -> _Header:
     magic, version = reader.unpack("4sI")
     if magic != b"E5S1" or version != 1:
         raise EncoderError(f"expected magic E5S1 version 1, got {magic!r} version {version}")
-    *sizes, eps, block = reader.unpack("7ifi")
+    hidden, layers, heads, ffn, vocabulary, positions, types, eps, block = reader.unpack("7ifi")
     if block != _BLOCK:
         raise EncoderError(f"expected blocks of {_BLOCK} weights, got {block}")
-    return _Header(*sizes, eps)
+    return _Header(hidden, layers, heads, ffn, vocabulary, positions, types, eps)
 
 
 def _tokenizer(reader: _Reader) -> Any:
@@ -203,9 +203,7 @@ def _tokenizer(reader: _Reader) -> Any:
     return tokenizer
 
 
-def _read_tensors(
-    reader: _Reader, image: NDArray[np.uint8], header: _Header
-) -> dict[str, NDArray[np.float32]]:
+def _read_tensors(reader: _Reader, image: NDArray[np.uint8], header: _Header) -> dict[str, NDArray[np.float32]]:
     (count,) = reader.unpack("i")
     tensors: dict[str, NDArray[np.float32]] = {}
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Names people use -> where the weights are, how they are pooled and prompted, and the transform known best for them."""
+"""Names people use -> where the weights are, pooling, prompts, and the transform known best."""
 
 from __future__ import annotations
 

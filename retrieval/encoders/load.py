@@ -93,5 +93,3 @@ def _download(hub_id: str, note: Note) -> Path:
 
 def _known() -> str:
     return ", ".join(catalog.names())
-
-

@@ -108,9 +108,7 @@ class TransformerEncoder:
         if encoded.encodings is not None:
             self.truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         else:  # a tokenizer without a fast version does not tell what it cut off
-            full = [
-                prompted[i] for i, ids in enumerate(encoded["input_ids"]) if len(ids) == limit
-            ]
+            full = [prompted[i] for i, ids in enumerate(encoded["input_ids"]) if len(ids) == limit]
             lengths = [len(ids) for ids in self._tokenizer(full, verbose=False)["input_ids"]] if full else []
             self.truncated += sum(length > limit for length in lengths)
         return {name: encoded[name] for name in self._tokenizer.model_input_names if name in encoded}
@@ -156,9 +154,9 @@ def _load_tokenizer(folder: Path) -> Any:
 def _load_model(folder: Path) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        model_class = transformers.AutoModel._model_mapping[type(config)]
+        model_class: Any = transformers.AutoModel._model_mapping[type(config)]
         # No pooling reads the pooler, and without the argument a missing one is filled with random weights.
-        takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+        takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
         options = {"add_pooling_layer": False} if takes_pooler else {}
         model, report = transformers.AutoModel.from_pretrained(
             folder,
@@ -186,11 +184,21 @@ def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
         limits.append(positions - offset)
     most = min(limit for limit in limits if limit > 0)
     if settings.max_length > most:
-        raise UsageError(f"max length {settings.max_length} is more than the {most} tokens that {settings.source} takes")
+        raise UsageError(
+            f"max length {settings.max_length} is more than the {most} tokens that {settings.source} takes"
+        )
     return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
 
 
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet", "longformer"}
+_OFFSET_POSITIONS = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "roberta-prelayernorm",
+    "mpnet",
+    "longformer",
+}
 
 
 def _device(name: str) -> torch.device:
@@ -208,7 +216,7 @@ def _device(name: str) -> torch.device:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Loading without transformers' own bars and reports: this module turns what matters into errors."""
-    log = transformers.utils.logging
+    log: Any = transformers.utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(logging.CRITICAL)
     log.disable_progress_bar()

@@ -73,7 +73,9 @@ class Documents:
             self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
             sizes = [self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches)]
         except (pa.ArrowInvalid, OSError) as error:
-            raise IndexFolderError(f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again") from None
+            raise IndexFolderError(
+                f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again"
+            ) from None
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
     def __len__(self) -> int:

@@ -82,7 +82,9 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         sections = {field.name: content[field.name] for field in fields(Manifest)}
-        wrong = [field.name for field in fields(Manifest) if type(sections[field.name]) is not _section_type(field.name)]
+        wrong = [
+            field.name for field in fields(Manifest) if type(sections[field.name]) is not _section_type(field.name)
+        ]
     except KeyError as error:
         raise IndexFolderError(f"{path} is damaged: it lacks {error}; build the index again") from None
     if wrong:
@@ -112,7 +114,9 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool = False) -> No
                 f"build the index again, or copy the folder whole"
             )
         if hashes and sha256_file(path) != entry["sha256"]:
-            raise IndexFolderError(f"{path} is not the file that was written (its sha256 differs): build the index again")
+            raise IndexFolderError(
+                f"{path} is not the file that was written (its sha256 differs): build the index again"
+            )
 
 
 def find_indexes(root: Path) -> Iterator[tuple[Path, Manifest]]:

@@ -68,7 +68,9 @@ class VectorIndex:
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
-            raise IndexFolderError(f"{path} is not a whole FAISS index ({_reason(error)}): build the index again") from None
+            raise IndexFolderError(
+                f"{path} is not a whole FAISS index ({_reason(error)}): build the index again"
+            ) from None
         loaded = cls.__new__(cls)
         loaded._index = index
         return loaded

@@ -1,8 +1,8 @@
 """Mean and covariance of a stream of vectors, in one pass and O(d^2) memory.
 
-Data shifted by a first estimate of the mean lose no digits to the mean's size: Chan, Golub, LeVeque 1983, "Algorithms for
-computing the sample variance". Products and sums are float64: float32 products leave noise of 1e-7 of the largest
-eigenvalue, which is more than the smallest directions of real encoders hold.
+Data shifted by a first estimate of the mean lose no digits to the mean's size: Chan, Golub, LeVeque 1983,
+"Algorithms for computing the sample variance". Products and sums are float64: float32 products leave noise of 1e-7 of
+the largest eigenvalue, which hides that repeated rows have no more directions than there are distinct ones.
 """
 
 from __future__ import annotations

@@ -60,4 +60,7 @@ def auto_transform(kind: str, rows: int, dimension: int) -> tuple[str, str]:
     m = min(AUTO_DIMENSIONS, dimension if kind == "rotate" else max(1, dimension // 3))
     if rows < needed:
         return NONE, f"{rows:,} distinct texts are too few for {kind}-{m}, which wants {needed:,}"
-    return f"{kind}-{m}", f"what suits {'an encoder never' if kind == 'whiten' else 'an encoder'} trained on sentence similarity"
+    return (
+        f"{kind}-{m}",
+        f"what suits {'an encoder never' if kind == 'whiten' else 'an encoder'} trained on sentence similarity",
+    )

@@ -1,8 +1,8 @@
 """The general whitening y = (x - beta mu) U Lambda^(-gamma/2), first m dimensions.
 
-beta = gamma = 1 is the whitening of Su et al. 2021 (arXiv:2103.15316, eq. 6 to 8; its top-k is m here); beta = gamma = 0
-is a rotation and a cut; Su's kexue.fm/archives/9079 has all between. U and Lambda are the eigenvectors and eigenvalues,
-in falling order, of the covariance about beta mu: E[(x - beta mu)(x - beta mu)^T].
+beta = gamma = 1 is the whitening of Su et al. 2021 (arXiv:2103.15316, eq. 6 to 8; its top-k is m here);
+beta = gamma = 0 is a rotation and a cut; Su's kexue.fm/archives/9079 has all between. U and Lambda are the eigenvectors
+and eigenvalues, in falling order, of the covariance about beta mu: E[(x - beta mu)(x - beta mu)^T].
 """
 
 from __future__ import annotations
@@ -134,8 +134,6 @@ class Whitening:
         try:
             with safe_open(path, framework="numpy") as file:
                 gamma = float(file.metadata()["gamma"])
-                return cls(
-                    file.get_tensor("mean"), file.get_tensor("components"), file.get_tensor("variances"), gamma
-                )
+                return cls(file.get_tensor("mean"), file.get_tensor("components"), file.get_tensor("variances"), gamma)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TransformError(f"{path} is not a transform: {error}") from None
