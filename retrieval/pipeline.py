@@ -29,7 +29,7 @@ from retrieval.encoders.load import load_encoder
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
-from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
+from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import resolve_spec
 from retrieval.index.vectors import VectorIndex
 from retrieval.storage import replace_folder, sync_tree
@@ -97,7 +97,7 @@ def build_index(
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
     progress = progress or NoProgress()
-    with _building_folder(output) as building:
+    with _building_folder(output, progress) as building:
         build = _Build(corpus, output, building / _STAGED, options, spec, index_spec, progress)
         manifest = build.run(encoder)
         replace_folder(building / _STAGED, output)
@@ -105,7 +105,7 @@ def build_index(
 
 
 @contextmanager
-def _building_folder(output: Path) -> Iterator[Path]:
+def _building_folder(output: Path, progress: Progress) -> Iterator[Path]:
     """The hidden folder of a build, for one build at a time; it stays behind only where it holds finished shards."""
     building = output.with_name(f".{output.name}.building")
     (building / _STAGED).mkdir(parents=True, exist_ok=True)
@@ -121,6 +121,8 @@ def _building_folder(output: Path) -> Iterator[Path]:
     except BaseException:
         if not any((building / _STAGED / layout.EMBEDDINGS).glob("*.safetensors")):
             shutil.rmtree(building, ignore_errors=True)
+        else:
+            progress.note("what is encoded so far is kept: the same command goes on from there")
         raise
     else:
         shutil.rmtree(building, ignore_errors=True)
@@ -157,7 +159,9 @@ class _Build:
             with self.stages.timed("load"):
                 encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
         spec = self._choose_transform(encoder, len(documents), distinct)
-        key = EmbeddingsKey(writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json())
+        key = EmbeddingsKey(
+            writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json(), SHARD_ROWS
+        )
         shards = EmbeddingShards(self.folder / layout.EMBEDDINGS, key)
         del writer
         with self.stages.timed("encode"):
@@ -195,7 +199,7 @@ class _Build:
         if self.corpus.skipped:
             shown = ", ".join(str(row) for row in self.corpus.first_skipped)
             more = ", ..." if self.corpus.skipped > len(self.corpus.first_skipped) else ""
-            self.progress.note(f"skipped {self.corpus.skipped:,} blank texts: rows {shown}{more} (from 0)")
+            self.progress.note(f"blank texts skipped: {self.corpus.skipped:,}, at rows {shown}{more} (from 0)")
         return writer
 
     def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> TransformSpec | None:
@@ -205,10 +209,11 @@ class _Build:
             self.progress.note(f"transform {name}: {reason}")
             return parse_transform(name)
         if self.spec is not None:
-            most = min(encoder.dimension, rows - 1, distinct)
+            # About their mean, equal vectors have no extent; about the origin (beta 0), they have one.
+            most = min(encoder.dimension, rows - 1, distinct - 1 if self.spec.beta == 1 else distinct)
             if self.spec.m > most:
                 raise TransformError(
-                    f"cannot keep m = {self.spec.m} dimensions: {rows:,} documents ({distinct:,} distinct texts) in "
+                    f"cannot keep m = {self.spec.m} dimensions: the {rows:,} documents ({distinct:,} of them distinct) in "
                     f"{encoder.dimension} dimensions have rank {most} at most; choose a smaller m, "
                     f"give more documents, or use --transform none"
                 )
@@ -245,7 +250,7 @@ class _Build:
                 shards.write(shard, embeddings, encoder.truncated - before)
         if truncated := shards.truncated():
             self.progress.note(
-                f"{truncated:,} texts are longer than {encoder.settings.max_length} tokens: "
+                f"texts longer than {encoder.settings.max_length} tokens: {truncated:,}; "
                 f"what is beyond does not count (--max-length)"
             )
 

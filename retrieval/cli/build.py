@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption
-from retrieval.cli.output import TerminalProgress, print_line
+from retrieval.cli.output import TerminalProgress, counted, print_line
 from retrieval.corpus import Corpus, CorpusOptions
 from retrieval.corpus.files import FORMATS, corpus_name
 from retrieval.encoders.catalog import DEFAULT_MODEL
@@ -93,7 +93,7 @@ def index(
         return
     megabytes = sum(entry["bytes"] for entry in manifest.files.values()) / 1e6
     print_line(
-        f"{target}: {manifest.documents['count']:,} documents, {manifest.index['dimension']} dimensions "
+        f"{target}: {counted(manifest.documents['count'], 'document')}, {manifest.index['dimension']} dimensions "
         f"({manifest.transform['name']}), {megabytes:,.1f} MB, {seconds:,.1f} s"
     )
     progress.note(f'ask it: retr query "..." -i {target}')

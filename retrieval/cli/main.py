@@ -7,6 +7,8 @@ import os
 import sys
 import traceback
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Run `retr`. Exits with 0, 1 (failed), 2 (usage) or 130 (interrupted)."""
@@ -27,10 +29,12 @@ def _run() -> int:
     try:
         code = typer.main.get_command(app).main(prog_name="retr", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has taken the KeyboardInterrupt
+            _say("interrupted")
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; what was finished is kept, and the same command goes on from there")
-        return 130
+        _say("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has seen enough; python must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,7 +63,7 @@ def _os_error(error: OSError) -> str:
     where = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         at = f" at{where}" if where else ""
-        return f"the disk is full{at}: make room and run the same command again; it goes on from there"
+        return f"the disk is full{at}: make room and give the same command again"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"no permission for{where or ' a file'}: {error.strerror}; give another place with -o"
     return f"{error.strerror or error}{':' + where if where else ''}"

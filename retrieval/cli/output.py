@@ -37,6 +37,11 @@ def _breaks(cell: str) -> bool:
     return any(character in cell for character in "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 document`, `1,205 documents`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def visible(value: Any) -> str:
     """A value for a table's cell: one line, control characters shown as escapes, so that a terminal stays whole."""
     text = " ".join(str(value).split())

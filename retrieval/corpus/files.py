@@ -63,9 +63,9 @@ class CorpusFile:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise CorpusError(f"{self.name}: the compressed data is damaged or cut short ({error})") from None
         except OSError as error:
-            if error.errno is None and "zstd" in str(error).lower():
-                raise CorpusError(f"{self.name}: the compressed data is damaged or cut short") from None
-            raise CorpusError(f"{self.name}: {error.strerror or error}") from None
+            if error.errno is None:  # Arrow's zstd
+                raise CorpusError(f"{self.name}: the compressed data is damaged or cut short ({error})") from None
+            raise CorpusError(f"{self.name}: {error.strerror}") from None
 
 
 def find_files(sources: Sequence[str | os.PathLike[str]], format: str | None = None) -> list[CorpusFile]:

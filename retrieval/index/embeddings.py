@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from retrieval.storage import atomic_file
 
 SHARD_ROWS = 4096
+"""A shard is what a power cut costs: some 25 seconds of a laptop's encoding."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class EmbeddingsKey:
     encoder_fingerprint: str
     encoder: dict[str, Any]
     """The encoder's settings, to say in words what changed."""
-    shard_rows: int = SHARD_ROWS
+    shard_rows: int
 
     def changes(self, other: EmbeddingsKey) -> list[str]:
         """What makes `other` unusable where self is needed, in words; empty where it can be used."""
@@ -158,10 +159,13 @@ def _map_shard(path: Path) -> tuple[NDArray[np.float32], dict[str, str]]:
     tensor whole, and single rows of many shards are wanted here.
     """
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8)) if os.fstat(file.fileno()).st_size >= 8 else (0,)
+        size = os.fstat(file.fileno()).st_size
+        (length,) = struct.unpack("<Q", file.read(8)) if size >= 8 else (size,)
+        if 8 + length > size:
+            raise ValueError(f"{path} is not whole")
         header = json.loads(file.read(length))
     entry = header["embeddings"]
     start, stop = entry["data_offsets"]
-    if entry["dtype"] != "F32" or path.stat().st_size != 8 + length + stop:
+    if entry["dtype"] != "F32" or size != 8 + length + stop:
         raise ValueError(f"{path} is not whole")
     return np.memmap(path, np.float32, "r", 8 + length + start, tuple(entry["shape"])), header["__metadata__"]

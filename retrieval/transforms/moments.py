@@ -64,39 +64,32 @@ class Moments:
             self._waiting_rows += len(taken)
             start += len(taken)
             if self._waiting_rows == BLOCK_ROWS:
-                self._rows, self._sum, self._products = self._with_waiting()
+                self._rows, self._sum, self._products, self._shift = self._with_waiting()
                 self._waiting_rows = 0
 
     def mean(self) -> NDArray[np.float64]:
-        """float64, shape (d,)."""
-        rows, sums, _ = self._with_waiting()
-        return self._shifted(sums / self._at_least_one(rows))
+        """float64, shape (d,). Raises TransformError where no row was seen."""
+        rows, sums, _, shift = self._with_waiting()
+        return sums / rows + shift
 
     def covariance(self) -> NDArray[np.float64]:
         """float64, shape (d, d): the mean of (x - mean)(x - mean)^T, divided by n (not n - 1)."""
-        rows, sums, products = self._with_waiting()
-        mean = sums / self._at_least_one(rows)
-        return products / rows - np.outer(mean, mean)
+        rows, sums, products, _ = self._with_waiting()
+        return products / rows - np.outer(sums / rows, sums / rows)
 
-    def _with_waiting(self) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-        """Rows, sum and products with the waiting rows taken in; the object is not changed but for the shift."""
+    def _with_waiting(self) -> tuple[int, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Rows, sum, products and shift with the waiting rows taken in; the object is not changed."""
         waiting = self._waiting[: self._waiting_rows]
-        if not len(waiting):
-            return self._rows, self._sum, self._products
-        if self._shift is None:
-            self._shift = waiting.mean(axis=0, dtype=np.float64)
-        shifted = waiting - self._shift
+        if self._shift is not None:
+            shift = self._shift
+        elif len(waiting):
+            shift = waiting.mean(axis=0, dtype=np.float64)
+        else:
+            raise TransformError("no vector was seen: a mean needs at least one")
+        shifted = waiting - shift
         return (
             self._rows + len(waiting),
             self._sum + shifted.sum(axis=0),
             self._products + shifted.T @ shifted,
+            shift,
         )
-
-    def _shifted(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        return mean if self._shift is None else mean + self._shift
-
-    @staticmethod
-    def _at_least_one(rows: int) -> int:
-        if rows == 0:
-            raise TransformError("no vector was seen: a mean needs at least one")
-        return rows

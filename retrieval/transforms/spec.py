@@ -59,7 +59,7 @@ def auto_transform(kind: str, rows: int, dimension: int) -> tuple[str, str]:
     # Su et al. 2021 find whitening best near a third of the dimensions.
     m = min(AUTO_DIMENSIONS, dimension if kind == "rotate" else max(1, dimension // 3))
     if rows < needed:
-        return NONE, f"{rows:,} distinct texts are too few for {kind}-{m}, which wants {needed:,}"
+        return NONE, f"{kind}-{m} wants {needed:,} distinct texts, the corpus has {rows:,}"
     return (
         f"{kind}-{m}",
         f"what suits {'an encoder never' if kind == 'whiten' else 'an encoder'} trained on sentence similarity",

@@ -1,0 +1,262 @@
+"""Texts -> vectors: poolings, batches, prompts, lengths, fingerprints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import HIDDEN, POSITIONS, make_tiny_model, random_texts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval.encoders import catalog
+from retrieval.encoders.base import EncoderSettings
+from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.encoders.pooling import POOLINGS, pool
+from retrieval.encoders.transformer import TransformerEncoder, _batches
+from retrieval.errors import EncoderError, UsageError
+
+# float32 sums in another order differ by a few units of 2^-24 of the values, which are about 1 here.
+BATCH_TOLERANCE = 1e-5
+
+KINDS = ("bert", "roberta", "distilbert", "albert", "xlm-roberta")
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_model: Path) -> TransformerEncoder:
+    return load(tiny_model)
+
+
+def load(folder: Path, **options: object) -> TransformerEncoder:
+    encoder = load_encoder(resolve_settings(folder, **options), "cpu")  # type: ignore[arg-type]
+    assert isinstance(encoder, TransformerEncoder)
+    return encoder
+
+
+def test_pool_of_worked_values() -> None:
+    # One text, three tokens of which the last is padding, H = 1; states 0 to 2.
+    states = [torch.tensor([[[9.0], [9.0], [9.0]]]), torch.tensor([[[1.0], [2.0], [50.0]]])]
+    states += [torch.tensor([[[3.0], [6.0], [70.0]]])]
+    mask = torch.tensor([[1, 1, 0]])
+    expected = {
+        "cls": 3.0,  # first token of the last state
+        "last-avg": 4.5,  # (3 + 6) / 2
+        "last2-avg": 3.0,  # ((1 + 3)/2 + (2 + 6)/2) / 2 = (2 + 4) / 2
+        "first-last-avg": 3.0,  # state 1 and state 2: the same two states here
+    }
+    assert {pooling: pool(states, mask, pooling).item() for pooling in POOLINGS} == expected
+
+
+def test_first_last_avg_takes_hidden_state_1_not_the_embedding_layer() -> None:
+    states = [torch.full((1, 1, 1), value) for value in (100.0, 1.0, 10.0, 5.0)]
+    assert pool(states, torch.ones(1, 1), "first-last-avg").item() == 3.0  # (1 + 5) / 2
+    assert pool(states, torch.ones(1, 1), "last2-avg").item() == 7.5  # (10 + 5) / 2
+
+
+@given(st.integers(1, 6), st.integers(0, 5), st.sampled_from(POOLINGS), st.integers(0, 2**31))
+def test_padding_never_changes_a_vector(length: int, padding: int, pooling: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    states = [torch.randn(1, length, 4, generator=generator) for _ in range(4)]
+    padded = [torch.cat([state, torch.full((1, padding, 4), 1e6)], dim=1) for state in states]
+    mask = torch.tensor([[1] * length + [0] * padding])
+    expected = pool(states, torch.ones(1, length), pooling)
+    torch.testing.assert_close(pool(padded, mask, pooling), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_equal_transformers_own_one_text_at_a_time(tmp_path: Path, kind: str, pooling: str) -> None:
+    folder = make_tiny_model(tmp_path / kind, kind)
+    vectors = load(folder, pooling=pooling).encode(texts := random_texts(20))
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text, vector in zip(texts, vectors, strict=True):
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        expected = {
+            "cls": states[-1][0, 0],
+            "last-avg": states[-1][0].mean(0),
+            "last2-avg": (states[-1][0] + states[-2][0]).mean(0) / 2,
+            "first-last-avg": (states[1][0] + states[-1][0]).mean(0) / 2,
+        }[pooling]
+        np.testing.assert_allclose(vector, expected.numpy(), atol=BATCH_TOLERANCE)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from(random_texts(40)), min_size=1, max_size=40))
+def test_a_vector_never_depends_on_its_batch(encoder: TransformerEncoder, texts: list[str]) -> None:
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    np.testing.assert_allclose(encoder.encode(texts), alone, atol=BATCH_TOLERANCE)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_encode_gives_float32_of_the_same_rank_for_none_one_and_many(encoder: TransformerEncoder, count: int) -> None:
+    vectors = encoder.encode(random_texts(count))
+    assert vectors.shape == (count, HIDDEN) == (count, encoder.dimension)
+    assert vectors.dtype == np.float32
+
+
+@given(st.lists(st.integers(1, 3000), max_size=50))
+def test_batches_hold_every_row_once_and_long_texts_first(lengths: list[int]) -> None:
+    batches = list(_batches(lengths))
+    rows = [int(row) for batch in batches for row in batch]
+    assert sorted(rows) == list(range(len(lengths)))
+    ordered = [lengths[row] for row in rows]
+    assert ordered == sorted(ordered, reverse=True)
+
+
+def test_prompts_are_put_before_queries_and_documents(tiny_model: Path) -> None:
+    prompted = TransformerEncoder(tiny_model, EncoderSettings("x", "last-avg", "ab", "cd", 0), "cpu")
+    plain = load(tiny_model)
+    np.testing.assert_array_equal(prompted.encode(["ef"], kind="query"), plain.encode(["abef"]))
+    np.testing.assert_array_equal(prompted.encode(["ef"]), plain.encode(["cdef"]))
+
+
+def test_long_texts_are_cut_at_max_length_and_counted(tiny_model: Path) -> None:
+    encoder = load(tiny_model, max_length=10)
+    long, same_start = "a b c d e f g h i j k", "a b c d e f g h"
+    vectors = encoder.encode([long, same_start, "a b c d e f g"])
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=BATCH_TOLERANCE)  # 8 words and 2 special tokens are 10
+    assert encoder.truncated == 1
+
+
+def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model: Path) -> None:
+    encoder = load(tiny_model, max_length=10)
+    fast = encoder._tokenizer
+
+    class Slow:
+        """What BatchEncoding looks like without the Rust tokenizers: no `encodings`."""
+
+        model_input_names = fast.model_input_names
+
+        def __call__(self, *args: object, **options: object) -> transformers.BatchEncoding:
+            return transformers.BatchEncoding(dict(fast(*args, **options)))
+
+        def pad(self, *args: object, **options: object) -> object:
+            return fast.pad(*args, **options)
+
+    encoder._tokenizer = Slow()
+    encoder.encode(["a b c d e f g h i j k", "a b c d e f g h", "a"])
+    assert encoder.truncated == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_longest_text_that_the_positions_allow_is_encoded(tmp_path: Path, kind: str) -> None:
+    encoder = load(make_tiny_model(tmp_path / kind, kind))
+    assert encoder.settings.max_length == POSITIONS
+    assert np.isfinite(encoder.encode(["字 " * 500])).all()
+
+
+def test_max_length_beyond_the_positions_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(UsageError, match=f"max length 65 is more than the {POSITIONS} tokens"):
+        load(tiny_model, max_length=POSITIONS + 1)
+
+
+def test_fingerprint_is_the_same_for_a_copy_and_another_for_anything_that_shapes_a_vector(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    original = load(tiny_model)
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    assert load(copy).fingerprint == original.fingerprint
+    variants = [
+        replace(original.settings, pooling="cls"),
+        replace(original.settings, query_prompt="query: "),
+        replace(original.settings, document_prompt="query: "),
+        replace(original.settings, max_length=20),
+    ]
+    prints = {TransformerEncoder(tiny_model, variant, "cpu").fingerprint for variant in variants}
+    other_weights = load(make_tiny_model(tmp_path / "other", seed=1)).fingerprint
+    vocabulary = (copy / "tokenizer.json").read_text(encoding="utf-8")
+    (copy / "tokenizer.json").write_text(
+        vocabulary.replace('"lowercase": true', '"lowercase": false'), encoding="utf-8"
+    )
+    assert (copy / "tokenizer.json").read_text(encoding="utf-8") != vocabulary
+    assert len(prints | {other_weights, load(copy).fingerprint, original.fingerprint}) == 7
+
+
+def test_unknown_pooling_names_the_poolings() -> None:
+    with pytest.raises(UsageError, match="unknown pooling 'max': expected one of cls, last-avg"):
+        pool([], torch.ones(1, 1), "max")
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (["config.json"], "has no config.json"),
+        (["model.safetensors"], "has no weights"),
+        (["vocab.txt", "tokenizer.json", "tokenizer_config.json"], "has no tokenizer"),
+    ],
+)
+def test_incomplete_folder_is_named_with_what_it_lacks(
+    tiny_model: Path, tmp_path: Path, removed: list[str], message: str
+) -> None:
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    for name in removed:
+        (copy / name).unlink(missing_ok=True)
+    with pytest.raises(EncoderError, match=message):
+        load(copy)
+
+
+def test_checkpoint_without_all_weights_is_refused_not_filled_at_random(tiny_model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    lacking = {name: tensor for name, tensor in weights.items() if not name.startswith("encoder.layer.1.attention")}
+    save_file(lacking, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EncoderError, match=r"lacks \d+ of the model's tensors"):
+        load(copy)
+
+
+def test_truncated_weights_are_one_clear_error(tiny_model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(EncoderError, match="cannot be loaded"):
+        load(copy)
+
+
+def test_checkpoint_with_a_head_and_a_prefix_loads(tmp_path: Path, tiny_model: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "masked")
+    model = transformers.BertForMaskedLM(transformers.AutoConfig.from_pretrained(tiny_model)).eval()
+    model.save_pretrained(folder)
+    vector = load(folder).encode(["abc"])[0]
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)("abc", return_tensors="pt")
+    with torch.no_grad():
+        expected = model.bert(**tokens).last_hidden_state[0].mean(0)
+    np.testing.assert_allclose(vector, expected.numpy(), atol=BATCH_TOLERANCE)
+
+
+@pytest.mark.parametrize("missing", ["./no/such/folder", "/no/such/folder", "a/b/c"])
+def test_missing_folder_is_named(missing: str) -> None:
+    with pytest.raises(EncoderError, match="no model folder at"):
+        load_encoder(resolve_settings(missing))
+
+
+def test_hub_id_that_cannot_be_had_says_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(EncoderError, match=r"no model 'some/model'.*the hub did not give it.*--model FOLDER"):
+        load_encoder(resolve_settings("some/model"))
+
+
+def test_catalog_entries_have_known_poolings_and_the_default_is_among_them() -> None:
+    assert catalog.DEFAULT_MODEL in catalog.names()
+    for name in catalog.names():
+        entry = catalog.lookup(name)
+        assert entry is not None
+        assert entry.pooling in POOLINGS
+        assert entry.family in catalog.SUITED_TRANSFORM
+        assert resolve_settings(name).query_prompt == entry.query_prompt
+
+
+def test_sentence_transformers_folder_counts_as_tuned(tiny_model: Path, tmp_path: Path) -> None:
+    assert load(tiny_model).family == "raw"
+    tuned = shutil.copytree(tiny_model, tmp_path / "tuned")
+    (tuned / "modules.json").write_text(json.dumps([]), encoding="utf-8")
+    assert load(tuned).family == "tuned"
