@@ -32,7 +32,7 @@ from retrieval.index.documents import Documents, DocumentsWriter, write_document
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import resolve_spec
 from retrieval.index.vectors import VectorIndex
-from retrieval.storage import replace_folder, sync_tree
+from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.moments import Moments
 from retrieval.transforms.spec import AUTO, NONE, TransformSpec, auto_transform, parse_transform
@@ -101,6 +101,8 @@ def build_index(
         build = _Build(corpus, output, building / _STAGED, options, spec, index_spec, progress)
         manifest = build.run(encoder)
         replace_folder(building / _STAGED, output)
+        for name, entry in manifest.files.items():
+            remember_sha256(output / name, entry["sha256"])
     return manifest
 
 
@@ -213,7 +215,7 @@ class _Build:
             most = min(encoder.dimension, rows - 1, distinct - 1 if self.spec.beta == 1 else distinct)
             if self.spec.m > most:
                 raise TransformError(
-                    f"cannot keep m = {self.spec.m} dimensions: the {rows:,} documents ({distinct:,} of them distinct) in "
+                    f"cannot keep m = {self.spec.m} dimensions: the {rows:,} documents ({distinct:,} distinct) in "
                     f"{encoder.dimension} dimensions have rank {most} at most; choose a smaller m, "
                     f"give more documents, or use --transform none"
                 )

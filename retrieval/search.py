@@ -170,7 +170,7 @@ class Index:
 
     def verify(self) -> None:
         """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""
-        layout.check_files(self.path, self.manifest, hashes=True)
+        layout.check_files(self.path, self.manifest, every_hash=True)
 
     @classmethod
     def _open_whole(cls, folder: Path) -> Index:

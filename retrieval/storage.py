@@ -34,41 +34,60 @@ def sha256_file(path: Path) -> str:
 
 
 def cached_sha256(path: Path) -> str:
-    """sha256_file, remembered under the file's path, size and modification time."""
-    path = path.resolve()
-    stat = path.stat()
-    key = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    memory = cache_directory() / "hashes" / f"{name}.json"
+    """sha256_file, remembered under the file's path, size, inode and modification time."""
+    memory, key = _memory(path)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         remembered = json.loads(memory.read_text(encoding="utf-8"))
         if remembered["key"] == key:
             return str(remembered["sha256"])
     digest = sha256_file(path)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(memory) as file:
-            file.write(json.dumps({"path": str(path), "key": key, "sha256": digest}).encode())
+    remember_sha256(path, digest)
     return digest
 
 
+def remember_sha256(path: Path, sha256: str) -> None:
+    """Let cached_sha256 answer for the file as it is now without reading it."""
+    memory, key = _memory(path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(memory, durable=False) as file:
+            file.write(json.dumps({"path": str(path.resolve()), "key": key, "sha256": sha256}).encode())
+
+
+def _memory(path: Path) -> tuple[Path, list[int]]:
+    """Where a file's hash is remembered, and what tells that the file is still the same."""
+    path = path.resolve()
+    stat = path.stat()
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    return cache_directory() / "hashes" / f"{name}.json", [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name whole and synced, or not at all."""
+def atomic_file(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole, or not at all; `durable`: even after a power cut."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        make_readable(temporary)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the permissions that the user's umask allows; some libraries make their files private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def sync_directory(path: Path) -> None:
@@ -118,9 +137,3 @@ def _exchange(one: Path, other: Path) -> bool:
     if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
         return bool(libc.renamex_np(first, second, _RENAME_SWAP) == 0)
     return False
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -228,7 +228,7 @@ def test_two_builds_of_one_index_are_kept_apart(
 ) -> None:
     class Meddling(CountingEncoder):
         def encode(self, texts: Sequence[str], *args: Any, **options: Any) -> NDArray[np.float32]:
-            with pytest.raises(BuildError, match="another build of .* is running"):
+            with pytest.raises(BuildError, match=r"another build of .* is running"):
                 Index.build(corpus, tmp_path / "i", encoder=encoder)
             return super().encode(texts, *args, **options)
 

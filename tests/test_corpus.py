@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -252,6 +253,39 @@ def test_on_empty_error_names_the_file_and_row(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("a\n\nb\n")
     with pytest.raises(CorpusError, match=r"c\.txt: the text of row 1 .* is empty"):
         texts(tmp_path / "c.txt", on_empty="error")
+
+
+@given(st.integers(1, 120), st.integers(1, 130))
+def test_a_sample_holds_rows_of_the_corpus_in_order_and_is_always_the_same(rows: int, count: int) -> None:
+    from retrieval.corpus.sampling import sampled
+
+    def part() -> list[int]:
+        batches = (pa.RecordBatch.from_pydict({"n": list(range(i, min(i + 7, rows)))}) for i in range(0, rows, 7))
+        return [row["n"] for batch in sampled(batches, count) for row in batch.to_pylist()]
+
+    assert len(part()) == min(rows, count)
+    assert part() == sorted(set(part())) == part()
+    assert set(part()) <= set(range(rows))
+
+
+def test_every_row_is_sampled_equally_often() -> None:
+    from retrieval.corpus.sampling import sampled
+
+    counts = np.zeros(50)
+    for seed in range(400):
+        batches = iter([pa.RecordBatch.from_pydict({"n": list(range(i, i + 10))}) for i in range(0, 50, 10)])
+        for batch in sampled(batches, 10, seed):
+            counts[batch.column("n").to_numpy()] += 1
+    # Binomial, 400 draws at 1/5: mean 80, standard deviation 8; five deviations.
+    assert counts.sum() == 4000
+    assert (abs(counts - 80) < 40).all()
+
+
+def test_sampled_documents_keep_their_row_numbers(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("".join(f"text {i}\n" for i in range(100)))
+    rows = read(tmp_path / "c.txt", sample=5)
+    assert len(rows) == 5
+    assert all(row["text"] == f"text {row['id']}" for row in rows)
 
 
 def test_natural_key_compares_numbers_as_numbers() -> None:

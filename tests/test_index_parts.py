@@ -268,8 +268,9 @@ def test_replace_folder_leaves_the_new_under_the_name_and_the_old_under_the_othe
 
 def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("old")
-    with pytest.raises(RuntimeError), atomic_file(tmp_path / "f") as file:
-        file.write(b"half")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):  # noqa: PT012 (the error must rise inside the context)
+        with atomic_file(tmp_path / "f") as file:
+            file.write(b"half")
+            raise RuntimeError
     assert (tmp_path / "f").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]

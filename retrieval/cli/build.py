@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption
-from retrieval.cli.output import TerminalProgress, counted, print_line
+from retrieval.cli.output import TerminalProgress, counted, print_json, print_line
 from retrieval.corpus import Corpus, CorpusOptions
 from retrieval.corpus.files import FORMATS, corpus_name
 from retrieval.encoders.catalog import DEFAULT_MODEL
@@ -48,6 +47,9 @@ def index(
         str | None, typer.Option(help=f"{', '.join(FORMATS)}: for files whose names do not tell.")
     ] = None,
     encoding: Annotated[str, typer.Option(help="Encoding of text files, for example gb18030.")] = "utf-8",
+    sample: Annotated[
+        int | None, typer.Option(help="Index only this many documents, chosen at random: to try things out.", min=1)
+    ] = None,
     on_empty: Annotated[str, typer.Option(help="Blank texts: skip (counted) or error.")] = "skip",
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a text that count. Default: the model's own, at most 512.", min=3)
@@ -75,7 +77,7 @@ def index(
     if pool is not None:
         check_pooling(pool)
     columns = tuple(name.strip() for name in (keep or "").split(",") if name.strip())
-    files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, on_empty))
+    files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, sample, on_empty))
     target = output or INDEXES / corpus_name(files.files[0])
 
     from retrieval.pipeline import BuildOptions, build_index
@@ -87,9 +89,7 @@ def index(
     )
     seconds = time.perf_counter() - started
     if as_json:
-        print_line(
-            json.dumps({"index": str(target), "seconds": round(seconds, 2), **manifest.to_json()}, ensure_ascii=False)
-        )
+        print_json({"path": str(target), "seconds": round(seconds, 2), **manifest.to_json()})
         return
     megabytes = sum(entry["bytes"] for entry in manifest.files.values()) / 1e6
     print_line(

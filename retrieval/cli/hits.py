@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from retrieval.cli.output import print_line, visible
+from retrieval.cli.output import print_json, print_line, visible
 from retrieval.types import Hit
 
 
 def write_json(query: str, hits: Sequence[Hit]) -> None:
     for rank, hit in enumerate(hits, 1):
         record = {"query": query, "rank": rank, "id": hit.doc_id, "score": round(hit.score, 6), "text": hit.text}
-        print(json.dumps({**record, **hit.fields}, ensure_ascii=False, default=str, allow_nan=False))
+        print_json({**record, **hit.fields})
 
 
 def write_lines(query: str, hits: Sequence[Hit]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from retrieval.cli.options import DebugOption, IndexOption, JsonOption, QuietOption, index_path
-from retrieval.cli.output import TerminalProgress, print_line, visible
+from retrieval.cli.output import TerminalProgress, print_json, print_line, visible
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
 
 
@@ -28,9 +27,9 @@ def info(
     progress = TerminalProgress(quiet)
     path = index_path(index, progress)
     manifest = read_manifest(path)
-    check_files(path, manifest, hashes=verify)
+    check_files(path, manifest, every_hash=verify)
     if as_json:
-        print_line(json.dumps({"index": str(path), **manifest.to_json()}, ensure_ascii=False))
+        print_json({"path": str(path), **manifest.to_json()})
         return
     manifest_bytes = (path / MANIFEST).stat().st_size
     for name, value in _rows(str(path), manifest.to_json(), manifest_bytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,14 @@ console = Console(stderr=True, highlight=False)
 def print_line(*cells: str) -> None:
     """One plain line on stdout, cells apart by tabs, with the tabs and line breaks inside a cell made spaces."""
     sys.stdout.write("\t".join(" ".join(cell.split()) if _breaks(cell) else cell for cell in cells) + "\n")
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """One JSON object on a line of stdout; what some readers take for a line's end is escaped inside it."""
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+    for separator in "\x85\u2028\u2029":
+        line = line.replace(separator, f"\\u{ord(separator):04x}")
+    sys.stdout.write(line + "\n")
 
 
 def _breaks(cell: str) -> bool:

