@@ -168,17 +168,24 @@ class _Build:
         del writer
         with self.stages.timed("encode"):
             self._encode(encoder, documents, first_rows, shards)
+        encoder_info = {
+            **encoder.settings.to_json(),
+            "dimension": encoder.dimension,
+            "fingerprint": encoder.fingerprint,
+        }
+        dimension = encoder.dimension
+        del encoder  # its memory, where it was loaded here, serves the index
         with self.stages.timed("transform"):
-            transform, transform_info = self._fit(spec, shards, encoder.dimension)
+            transform, transform_info = self._fit(spec, shards, dimension)
         with self.stages.timed("index"):
-            vectors = self._index(transform, shards, encoder.dimension)
+            vectors = self._index(transform, shards, dimension)
         with self.stages.timed("write"):
             vectors.save(self.folder / layout.VECTORS)
             if transform is not None:
                 transform.save(self.folder / layout.TRANSFORM)
-            manifest = self._manifest(documents, distinct, encoder, shards, transform_info, vectors)
-            layout.write_manifest(self.folder, manifest)
-            sync_tree(self.folder)
+        manifest = self._manifest(documents, distinct, encoder_info, shards, transform_info, vectors)
+        layout.write_manifest(self.folder, manifest)
+        sync_tree(self.folder)
         return manifest
 
     def _clear_old_files(self) -> None:
@@ -308,7 +315,7 @@ class _Build:
         self,
         documents: Documents,
         distinct: int,
-        encoder: Encoder,
+        encoder: dict[str, Any],
         shards: EmbeddingShards,
         transform: dict[str, Any],
         vectors: VectorIndex,
@@ -329,11 +336,7 @@ class _Build:
                 "truncated": shards.truncated(),
                 "sources": [{"name": file.name, "bytes": file.size} for file in self.corpus.files],
             },
-            encoder={
-                **encoder.settings.to_json(),
-                "dimension": encoder.dimension,
-                "fingerprint": encoder.fingerprint,
-            },
+            encoder=encoder,
             transform=transform,
             index={"spec": self.index_spec, "dimension": vectors.dimension, "vectors": len(vectors)},
             build={

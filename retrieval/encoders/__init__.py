@@ -1,0 +1,1 @@
+"""Texts -> vectors: encoders, their catalog, and where their weights are."""
