@@ -31,7 +31,7 @@ from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import VectorIndex
+from retrieval.index.vectors import VectorIndex, faiss_conflict
 from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.moments import Moments
@@ -97,6 +97,8 @@ def build_index(
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
     progress = progress or NoProgress()
+    if conflict := faiss_conflict():
+        progress.note(conflict)
     with _building_folder(output, progress) as building:
         build = _Build(corpus, output, building / _STAGED, options, spec, index_spec, progress)
         manifest = build.run(encoder)
@@ -245,11 +247,11 @@ class _Build:
         with self.progress.stage("encoding", "texts", total, total - waiting) as advance:
             for shard in missing:
                 start, stop = shards.bounds(shard)
-                own = np.flatnonzero(is_first[start:stop])
-                texts = documents.texts(start, stop)
                 before = encoder.truncated
                 embeddings = np.empty((stop - start, encoder.dimension), dtype=np.float32)
-                embeddings[own] = encoder.encode([texts[row] for row in own], on_batch=advance)
+                for first, texts in documents.texts(start, stop):
+                    own = np.flatnonzero(is_first[first : first + len(texts)])
+                    embeddings[first - start + own] = encoder.encode([texts[i] for i in own], on_batch=advance)
                 for row in np.flatnonzero(~is_first[start:stop]):
                     source = int(first_rows[start + row])
                     if source >= start:

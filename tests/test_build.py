@@ -123,6 +123,21 @@ def test_each_distinct_text_is_encoded_once_even_across_shards(tmp_path: Path, e
     assert [hit.doc_id for hit in index.search(distinct[3], k=3)[0]] == ["3", "296", "303"]
 
 
+def test_the_index_is_the_same_whether_texts_are_encoded_in_one_piece_or_many(
+    tmp_path: Path, encoder: CountingEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = random_texts(250) + random_texts(50)
+    (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
+    whole = Index.build(tmp_path / "c.txt", tmp_path / "whole", encoder=encoder, transform="none")
+    monkeypatch.setattr("retrieval.index.documents._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("retrieval.encoders.transformer._PART_CHARACTERS", 10)
+    monkeypatch.setattr("retrieval.corpus.records._BATCH_CHARACTERS", 30)
+    pieces = Index.build(tmp_path / "c.txt", tmp_path / "pieces", encoder=encoder, transform="none")
+    for row, (one, other) in enumerate(zip(whole.search(texts, k=1), pieces.search(texts, k=1), strict=True)):
+        assert one[0].doc_id == other[0].doc_id == str(row % 250)
+        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+
+
 def test_an_interrupted_build_goes_on_and_gives_the_same_index(
     corpus: Path, tmp_path: Path, inner: TransformerEncoder
 ) -> None:

@@ -39,6 +39,14 @@ def test_index_names_the_folder_after_the_corpus_and_says_how_to_ask(
     assert sorted(path.name for path in (tmp_path / "indexes").iterdir()) == ["faq"]
 
 
+def test_index_of_a_folder_or_glob_is_named_after_it(tmp_path: Path, tiny_model: Path, retr: Retr) -> None:
+    (tmp_path / "logs").mkdir()
+    for part in (1, 10, 2):
+        (tmp_path / "logs" / f"part-{part}.txt").write_text(f"甲{part}\n", encoding="utf-8")
+    assert retr("index", "logs", "--model", tiny_model).stdout.startswith("indexes/logs: 3 documents")
+    assert retr("index", "logs/part-*.txt", "--model", tiny_model).stdout.startswith("indexes/part-1: 3 documents")
+
+
 def test_index_json_is_one_object_with_the_manifest(tmp_path: Path, tiny_model: Path, retr: Retr) -> None:
     (tmp_path / "faq.txt").write_text("甲乙\n\n丙丁\n", encoding="utf-8")
     done = retr("index", "faq.txt", "--model", tiny_model, "--json", "--quiet")

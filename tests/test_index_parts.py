@@ -96,6 +96,14 @@ def test_unknown_index_names_the_choices() -> None:
         resolve_spec("tree")
 
 
+def test_both_faiss_packages_at_once_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrieval.index import vectors as module
+
+    assert module.faiss_conflict() is None
+    monkeypatch.setattr(module, "_installed", lambda name: True)
+    assert "pip uninstall -y faiss-cpu faiss-gpu" in str(module.faiss_conflict())
+
+
 def batch(ids: list[str], texts: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {"id": ids, "text": pa.array(texts, pa.large_string()), "n": list(range(len(ids)))}
@@ -107,11 +115,17 @@ def test_documents_are_read_back_by_row_across_batches(tmp_path: Path) -> None:
     writer = write_documents(parts, tmp_path / "d.arrow")
     documents = Documents(tmp_path / "d.arrow")
     assert len(documents) == 5
-    assert documents.texts(1, 4) == ["二", "三", "一"]
-    assert documents.texts(2, 2) == []
+    assert list(documents.texts(1, 4)) == [(1, ["二", "三", "一"])]
+    assert list(documents.texts(2, 2)) == []
     assert documents.take([4, 0]) == [{"id": "e", "text": "五", "n": 1}, {"id": "a", "text": "一", "n": 0}]
     assert documents.fields == {"n": "int64"}
     assert writer.first_rows().tolist() == [0, 1, 2, 0, 4]
+
+
+def test_texts_come_in_pieces_that_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrieval.index.documents._PIECE_CHARACTERS", 5)
+    write_documents([batch(["a", "b", "c"], ["xxx", "yyy", "z"]), batch(["d"], ["w" * 9])], tmp_path / "d.arrow")
+    assert list(Documents(tmp_path / "d.arrow").texts(0, 4)) == [(0, ["xxx", "yyy"]), (2, ["z", "w" * 9])]
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=40))

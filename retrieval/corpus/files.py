@@ -44,7 +44,10 @@ class CorpusFile:
 
     @property
     def name(self) -> str:
-        return "standard input" if self.path is None else str(self.path)
+        """To be printed: bytes of the path that are no characters are replaced."""
+        if self.path is None:
+            return "standard input"
+        return str(self.path).encode("utf-8", errors="replace").decode("utf-8")
 
     @property
     def size(self) -> int | None:
@@ -124,11 +127,15 @@ def natural_key(path: Path) -> list[tuple[int, int, str]]:
     ]
 
 
-def corpus_name(file: CorpusFile) -> str:
-    """What an index of this corpus is called: the file's name without its suffixes."""
-    if file.path is None:
+def corpus_name(sources: Sequence[str | os.PathLike[str]]) -> str:
+    """What an index of this corpus is called: the name of the folder, or of the first file without its suffixes."""
+    if os.fspath(sources[0]) == STANDARD_INPUT:
         return "stdin"
-    path = file.path
+    path = Path(sources[0]).expanduser()
+    if path.is_dir():
+        return path.resolve().name or "root"
+    if not path.exists():  # a glob
+        path = find_files(sources[:1])[0].path or path
     while path.suffix.lower() in (*_COMPRESSION_SUFFIXES, *_FORMAT_OF_SUFFIX):
         path = path.with_suffix("")
     return path.name

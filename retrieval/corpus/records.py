@@ -16,6 +16,7 @@ from retrieval.corpus.lines import decoded_lines
 from retrieval.corpus.tables import BATCH_ROWS, Select
 from retrieval.errors import CorpusError
 
+_BATCH_CHARACTERS = 1 << 23
 _PEEKED_RECORDS = 1000
 """JSON objects read before their columns and types are settled."""
 
@@ -124,8 +125,7 @@ def _schema(selection: Selection, kept: dict[str, pa.DataType]) -> pa.Schema:
 
 
 def _batches(rows: Iterable[_Row], schema: pa.Schema, file: CorpusFile) -> Iterator[pa.RecordBatch]:
-    iterator = iter(rows)
-    while block := list(itertools.islice(iterator, BATCH_ROWS)):
+    for block in _blocks(rows):
         columns = zip(*(values for _, values in block), strict=True)
         try:
             arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
@@ -136,6 +136,20 @@ def _batches(rows: Iterable[_Row], schema: pa.Schema, file: CorpusFile) -> Itera
                 f"which is not a character"
             ) from None
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _blocks(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """Rows in blocks that fit in memory, however long the texts are."""
+    block: list[_Row] = []
+    characters = 0
+    for row in rows:
+        block.append(row)
+        characters += len(row[1][0] or "")
+        if len(block) == BATCH_ROWS or characters > _BATCH_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
 
 
 def _holds_surrogate(value: Any) -> bool:

@@ -16,7 +16,7 @@ from retrieval.corpus.columns import Column, Selection
 from retrieval.corpus.files import CorpusFile
 from retrieval.errors import CorpusError
 
-BATCH_ROWS = 8192
+BATCH_ROWS = 2048
 Select = Callable[[Sequence[Column]], Selection]
 
 

@@ -25,6 +25,7 @@ BATCH_TOKENS = 2048
 """Tokens of a batch, padding included: small enough for a CPU's caches, large enough for its matrix units."""
 
 DEFAULT_MAX_LENGTH = 512
+_PART_CHARACTERS = 1 << 18
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -99,8 +100,14 @@ class TransformerEncoder:
 
     def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
         prompt = self.settings.query_prompt if kind == "query" else self.settings.document_prompt
+        tokens: dict[str, list[list[int]]] = {}
+        for part in _parts(texts):
+            for name, values in self._tokenize_part([prompt + text for text in part]).items():
+                tokens.setdefault(name, []).extend(values)
+        return tokens
+
+    def _tokenize_part(self, prompted: list[str]) -> dict[str, list[list[int]]]:
         limit = self.settings.max_length
-        prompted = [prompt + text for text in texts]
         try:
             encoded = self._tokenizer(prompted, truncation=True, max_length=limit, padding=False)
         except UnicodeEncodeError as error:
@@ -121,6 +128,18 @@ class TransformerEncoder:
         output = self._model(**inputs, output_hidden_states=every_state)
         states = output.hidden_states if every_state else (output.last_hidden_state,)
         return pool(states, mask, self.settings.pooling).float().cpu().numpy()
+
+
+def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Texts in parts of some 256 Ki characters: a tokenizer holds on to what it cuts off of a part's texts."""
+    start = characters = 0
+    for place, text in enumerate(texts):
+        characters += len(text)
+        if characters > _PART_CHARACTERS:
+            yield texts[start : place + 1]
+            start, characters = place + 1, 0
+    if start < len(texts):
+        yield texts[start:]
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:

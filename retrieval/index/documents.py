@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from retrieval.errors import CorpusError, IndexFolderError
 
 _DIGEST_BYTES = 16
+_PIECE_CHARACTERS = 1 << 22
 
 
 class DocumentsWriter:
@@ -86,17 +87,23 @@ class Documents:
         """The kept columns and their types."""
         return {field.name: str(field.type) for field in self._reader.schema if field.name not in ("id", "text")}
 
-    def texts(self, start: int, stop: int) -> list[str]:
-        """The texts of rows start to stop, stop excluded."""
-        texts: list[str] = []
-        batch = self._batch_of(start)
-        while start < stop:
-            offset = start - int(self._starts[batch])
-            part = self._reader.get_batch(batch).column("text").slice(offset, stop - start).to_pylist()
-            texts += part
-            start += len(part)
+    def texts(self, start: int, stop: int) -> Iterator[tuple[int, list[str]]]:
+        """The texts of rows start to stop, stop excluded, in pieces that fit in memory: (first row, texts)."""
+        batch, row = self._batch_of(start), start
+        piece: list[str] = []
+        characters = 0
+        while row < stop:
+            offset = row - int(self._starts[batch])
+            for text in self._reader.get_batch(batch).column("text").slice(offset, stop - row).to_pylist():
+                piece.append(text)
+                characters += len(text)
+                row += 1
+                if characters > _PIECE_CHARACTERS:
+                    yield row - len(piece), piece
+                    piece, characters = [], 0
             batch += 1
-        return texts
+        if piece:
+            yield row - len(piece), piece
 
     def take(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The documents of the rows, in their order: `id`, `text` and the kept columns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import faiss
@@ -10,6 +11,17 @@ from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
 from retrieval.index.spec import factory_string
+
+
+def faiss_conflict() -> str | None:
+    """What to do where both packages that hold the module `faiss` are installed; None where one is."""
+    both = [name for name in ("faiss-cpu", "faiss-gpu") if _installed(name)]
+    if len(both) < 2:
+        return None
+    return (
+        "faiss-cpu and faiss-gpu are both installed and hold the same files: "
+        "pip uninstall -y faiss-cpu faiss-gpu, then install the one that is wanted"
+    )
 
 
 class VectorIndex:
@@ -79,6 +91,14 @@ class VectorIndex:
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             raise DimensionError(f"expected vectors of shape (n, {self.dimension}), got {vectors.shape}")
         return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _reason(error: RuntimeError) -> str:
