@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from retrieval import __version__
 from retrieval.corpus import Corpus
 from retrieval.encoders import catalog
-from retrieval.encoders.base import Encoder, EncoderSettings
+from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
 from retrieval.encoders.load import load_encoder
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
@@ -39,6 +39,7 @@ from retrieval.transforms.spec import AUTO, NONE, TransformSpec, auto_transform,
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
 from retrieval.types import NoProgress, Progress
 
+UNKNOWN_ALARM = 0.2
 _STAGED = "index"  # the future index folder inside the building folder
 
 
@@ -247,7 +248,7 @@ class _Build:
         with self.progress.stage("encoding", "texts", total, total - waiting) as advance:
             for shard in missing:
                 start, stop = shards.bounds(shard)
-                before = encoder.truncated
+                before = encoder.counts
                 embeddings = np.empty((stop - start, encoder.dimension), dtype=np.float32)
                 for first, texts in documents.texts(start, stop):
                     own = np.flatnonzero(is_first[first : first + len(texts)])
@@ -258,11 +259,17 @@ class _Build:
                         embeddings[row] = embeddings[source - start]
                     else:
                         embeddings[row] = shards.read(source // shards.key.shard_rows)[source % shards.key.shard_rows]
-                shards.write(shard, embeddings, encoder.truncated - before)
-        if truncated := shards.truncated():
+                shards.write(shard, embeddings, asdict(encoder.counts - before))
+        counts = EncoderCounts(**shards.counts())
+        if counts.truncated:
             self.progress.note(
-                f"texts longer than {encoder.settings.max_length} tokens: {truncated:,}; "
+                f"texts longer than {encoder.settings.max_length} tokens: {counts.truncated:,}; "
                 f"what is beyond does not count (--max-length)"
+            )
+        if counts.unknown > UNKNOWN_ALARM * counts.tokens:
+            self.progress.note(
+                f"warning: {counts.unknown / counts.tokens:.1%} of the tokens are unknown to the model: "
+                f"it was made for other texts; choose another with --model"
             )
 
     def _reuse_embeddings(self, shards: EmbeddingShards) -> None:
@@ -335,7 +342,7 @@ class _Build:
                 "rows_read": self.corpus.rows,
                 "skipped": self.corpus.skipped,
                 "first_skipped_rows": self.corpus.first_skipped,
-                "truncated": shards.truncated(),
+                **shards.counts(),
                 "sources": [{"name": file.name, "bytes": file.size} for file in self.corpus.files],
             },
             encoder=encoder,

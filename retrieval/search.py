@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.corpus import Corpus, CorpusOptions, is_blank
 from retrieval.encoders.base import Encoder, EncoderSettings
@@ -20,6 +22,9 @@ from retrieval.transforms.whitening import Whitening
 from retrieval.types import Hit, NoProgress, Progress
 
 _BATCH_QUERIES = 4096
+_SPELLINGS = 16
+_EQUAL_SCORES = 1e-6
+"""The rounding of float32 embeddings that were computed in another batch."""
 
 
 class Index:
@@ -130,7 +135,8 @@ class Index:
 
         Returns
         -------
-        One list of hits a text, nearest first; of equal scores the document that was indexed first.
+        One list of hits a text, nearest first; of equal scores a document that is the text itself, then the one
+        that was indexed first.
 
         Raises
         ------
@@ -211,17 +217,19 @@ class Index:
 
     def _search_batch(self, queries: list[str], k: int, min_score: float | None) -> list[list[Hit]]:
         vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self._transform)
-        scores, rows = self._vectors.search(vectors, k)
+        # A few more than k: other spellings that the encoder takes for the same text may crowd the text itself out.
+        scores, rows = self._vectors.search(vectors, k + _SPELLINGS)
         return [
-            [
-                self._hit(float(score), document)
-                for score, document in zip(some_scores, self._documents.take(some_rows.tolist()), strict=True)
-                if min_score is None or score >= min_score
-            ]
-            for some_scores, some_rows in zip(scores, rows, strict=True)
+            [hit for hit in self._hits(query, scores[i], rows[i], k) if min_score is None or hit.score >= min_score]
+            for i, query in enumerate(queries)
         ]
 
-    @staticmethod
-    def _hit(score: float, document: dict[str, Any]) -> Hit:
-        doc_id, text = document.pop("id"), document.pop("text")
-        return Hit(doc_id, score, text, document)
+    def _hits(self, query: str, scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> list[Hit]:
+        """The first k; among those of the best score a document that is the query itself comes first."""
+        best = int((scores >= scores[0] - _EQUAL_SCORES).sum())
+        documents = self._documents.take(rows[: max(k, best)].tolist())
+        hits = [
+            Hit(document.pop("id"), float(score), document.pop("text"), document)
+            for score, document in zip(scores, documents, strict=False)
+        ]
+        return (sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:])[:k]

@@ -138,6 +138,19 @@ def test_the_index_is_the_same_whether_texts_are_encoded_in_one_piece_or_many(
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
 
 
+def test_of_spellings_that_the_encoder_takes_for_one_the_text_itself_comes_first(
+    tmp_path: Path, encoder: CountingEncoder
+) -> None:
+    spellings = [f"{'A' if i & 1 else 'a'}{'B' if i & 2 else 'b'}{'C' if i & 4 else 'c'}" for i in range(8)]
+    (tmp_path / "c.txt").write_text("\n".join([*random_texts(30), *spellings]), encoding="utf-8")
+    index = Index.build(tmp_path / "c.txt", tmp_path / "i", encoder=encoder, transform="none")
+    for k in (1, 3, 8):
+        assert [hits[0].text for hits in index.search(spellings, k)] == spellings
+    found = index.search("ABC", 8)[0]
+    assert sorted(hit.text for hit in found) == sorted(spellings)
+    assert [hit.text for hit in found[1:]] == spellings[:7]
+
+
 def test_an_interrupted_build_goes_on_and_gives_the_same_index(
     corpus: Path, tmp_path: Path, inner: TransformerEncoder
 ) -> None:
@@ -226,6 +239,19 @@ def test_m_that_cannot_be_is_refused_before_anything_is_encoded(
         Index.build(tmp_path / "few.txt", tmp_path / "i", encoder=encoder, transform="whiten-5")
     assert encoder.texts == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "few.txt"]
+
+
+def test_texts_that_the_model_does_not_know_raise_a_warning(tmp_path: Path, encoder: CountingEncoder) -> None:
+    # Two special tokens a text, and one that is known or not: 1 of 3 unknown is more than a fifth, 1 of 6 is not.
+    (tmp_path / "c.txt").write_text("\u9fa5\n\u9fa4\n", encoding="utf-8")
+    notes = Notes()
+    documents = Index.build(tmp_path / "c.txt", tmp_path / "i", encoder=encoder, progress=notes).manifest.documents
+    assert (documents["tokens"], documents["unknown"]) == (6, 2)
+    assert "33.3% of the tokens are unknown to the model" in notes
+    (tmp_path / "c.txt").write_text("\u9fa5\na\n", encoding="utf-8")
+    notes = Notes()
+    Index.build(tmp_path / "c.txt", tmp_path / "i", encoder=encoder, progress=notes)
+    assert "unknown to the model" not in notes
 
 
 def test_auto_falls_back_to_no_transform_where_vectors_have_no_rank(tmp_path: Path, encoder: CountingEncoder) -> None:

@@ -123,7 +123,7 @@ def test_long_texts_are_cut_at_max_length_and_counted(tiny_model: Path) -> None:
     long, same_start = "a b c d e f g h i j k", "a b c d e f g h"
     vectors = encoder.encode([long, same_start, "a b c d e f g"])
     np.testing.assert_allclose(vectors[0], vectors[1], atol=BATCH_TOLERANCE)  # 8 words and 2 special tokens are 10
-    assert encoder.truncated == 1
+    assert encoder.counts.truncated == 1
 
 
 def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model: Path) -> None:
@@ -143,7 +143,7 @@ def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model:
 
     encoder._tokenizer = Slow()
     encoder.encode(["a b c d e f g h i j k", "a b c d e f g h", "a"])
-    assert encoder.truncated == 1
+    assert encoder.counts.truncated == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -161,7 +161,7 @@ def written(folder: Path, key: EmbeddingsKey = KEY) -> EmbeddingShards:
     shards = EmbeddingShards(folder, key)
     for shard in shards.missing():
         start, stop = shards.bounds(shard)
-        shards.write(shard, vectors(5)[start:stop], truncated=shard)
+        shards.write(shard, vectors(5)[start:stop], {"truncated": shard, "tokens": 1})
     return shards
 
 
@@ -170,7 +170,7 @@ def test_shards_are_read_back_exactly_in_row_order(tmp_path: Path) -> None:
     again = EmbeddingShards(tmp_path / "e", KEY)
     assert again.missing() == []
     np.testing.assert_array_equal(np.concatenate(list(again.chunks())), vectors(5))
-    assert again.truncated() == 0 + 1 + 2
+    assert again.counts() == {"truncated": 0 + 1 + 2, "tokens": 3}
     assert key_of_folder(tmp_path / "e") == KEY
 
 

@@ -55,6 +55,9 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         rows.append(("skipped", f"{documents['skipped']:,} blank texts, first at rows {shown} (from 0)"))
     if documents["truncated"]:
         rows.append(("truncated", f"{documents['truncated']:,} distinct texts at {encoder['max_length']} tokens"))
+    if documents["tokens"]:
+        share = documents["unknown"] / documents["tokens"]
+        rows.append(("tokens", f"{documents['tokens']:,} of distinct texts, {share:.2%} unknown to the model"))
     prompts = f"prompts {encoder['query_prompt']!r} (query), {encoder['document_prompt']!r} (document)"
     rows += [
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -32,6 +32,25 @@ class EncoderSettings:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class EncoderCounts:
+    """What an encoder met in the texts it was given."""
+
+    truncated: int = 0
+    """Texts cut off at max_length."""
+    tokens: int = 0
+    unknown: int = 0
+    """Tokens that the vocabulary does not hold ([UNK], or words without a vector)."""
+    without_vector: int = 0
+    """Texts of which nothing is known: their vector is 0."""
+
+    def __add__(self, other: EncoderCounts) -> EncoderCounts:
+        return EncoderCounts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: EncoderCounts) -> EncoderCounts:
+        return EncoderCounts(*(one - less for one, less in zip(astuple(self), astuple(other), strict=True)))
+
+
 class Encoder(Protocol):
     """Texts to vectors."""
 
@@ -50,8 +69,8 @@ class Encoder(Protocol):
     def family(self) -> Family: ...
 
     @property
-    def truncated(self) -> int:
-        """Texts cut off at max_length since this encoder was loaded."""
+    def counts(self) -> EncoderCounts:
+        """What was met since this encoder was loaded."""
         ...
 
     def encode(

@@ -16,7 +16,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from retrieval.encoders.base import EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.pooling import check_pooling, needs_all_states, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
@@ -71,7 +71,7 @@ class TransformerEncoder:
             self._tokenizer = _load_tokenizer(folder)
             self._model = _load_model(folder).to(self._device).eval()
         self.settings = replace(settings, max_length=_max_length(settings, self._model.config, self._tokenizer))
-        self.truncated = 0
+        self.counts = EncoderCounts()
 
     @property
     def dimension(self) -> int:
@@ -113,11 +113,17 @@ class TransformerEncoder:
         except UnicodeEncodeError as error:
             raise UsageError(f"a text holds half a surrogate pair, which is not a character: {error}") from None
         if encoded.encodings is not None:
-            self.truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+            truncated = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         else:  # a tokenizer without a fast version does not tell what it cut off
             full = [prompted[i] for i, ids in enumerate(encoded["input_ids"]) if len(ids) == limit]
             lengths = [len(ids) for ids in self._tokenizer(full, verbose=False)["input_ids"]] if full else []
-            self.truncated += sum(length > limit for length in lengths)
+            truncated = sum(length > limit for length in lengths)
+        unknown = self._tokenizer.unk_token_id
+        self.counts += EncoderCounts(
+            truncated=truncated,
+            tokens=sum(len(ids) for ids in encoded["input_ids"]),
+            unknown=sum(ids.count(unknown) for ids in encoded["input_ids"]) if unknown is not None else 0,
+        )
         return {name: encoded[name] for name in self._tokenizer.model_input_names if name in encoded}
 
     @torch.inference_mode()

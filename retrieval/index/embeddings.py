@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,19 +82,19 @@ class EmbeddingShards:
         """The shards that are not there whole, with this key."""
         return [shard for shard in range(self.count) if not self._usable(shard)]
 
-    def write(self, shard: int, embeddings: NDArray[np.float32], truncated: int) -> None:
+    def write(self, shard: int, embeddings: NDArray[np.float32], counts: Mapping[str, int]) -> None:
         """Write a shard durably.
 
         Parameters
         ----------
         embeddings : float32, shape (rows of the shard, d)
-        truncated : how many of its distinct texts were cut off at the encoder's max length
+        counts : what the encoder met in its distinct texts, by name
         """
         from safetensors.numpy import save
 
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
-        metadata = {"key": json.dumps(asdict(self.key), ensure_ascii=False), "truncated": str(truncated)}
+        metadata = {"key": json.dumps(asdict(self.key), ensure_ascii=False), "counts": json.dumps(dict(counts))}
         with atomic_file(self._path(shard)) as file:
             file.write(save({"embeddings": np.ascontiguousarray(embeddings)}, metadata))
 
@@ -101,9 +102,12 @@ class EmbeddingShards:
         """float32, shape (rows of the shard, d), memory-mapped."""
         return self._mapped(shard)[0]
 
-    def truncated(self) -> int:
-        """How many distinct texts of all shards were cut off."""
-        return sum(int(self._mapped(shard)[1]["truncated"]) for shard in range(self.count))
+    def counts(self) -> dict[str, int]:
+        """What the encoder met in the distinct texts of all shards."""
+        total: Counter[str] = Counter()
+        for shard in range(self.count):
+            total.update(json.loads(self._mapped(shard)[1]["counts"]))
+        return dict(total)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """All embeddings in row order, a shard at a time."""
