@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from retrieval.storage import atomic_file
 
-SHARD_ROWS = 4096
-"""A shard is what a power cut costs: some 25 seconds of a laptop's encoding."""
+SHARD_ROWS = 2048
+"""A shard is what a power cut costs: some 12 seconds of a laptop's encoding."""
 
 
 @dataclass(frozen=True)
