@@ -36,14 +36,19 @@ def random_texts(count: int, seed: int = 0, longest: int = 30) -> list[str]:
 
 
 def make_tiny_model(folder: Path, kind: str = "bert", seed: int = 0) -> Path:
-    """A Hugging Face folder with random weights and a tokenizer of single characters."""
+    """A Hugging Face folder with random weights and a lower-casing tokenizer of single characters."""
+    import tokenizers
     import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(SPECIAL + list(CHARACTERS)), encoding="utf-8")
-    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=POSITIONS)
-    tokenizer.save_pretrained(folder)
+    vocabulary = {token: number for number, token in enumerate(SPECIAL + list(CHARACTERS))}
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.BertWordPieceTokenizer(vocabulary, lowercase=True)._tokenizer,
+        model_max_length=POSITIONS,
+        **names,
+    ).save_pretrained(folder)
     size = len(SPECIAL) + len(CHARACTERS)
     shape = {"vocab_size": size, "pad_token_id": 0}
     layered = {

@@ -134,6 +134,7 @@ def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model:
         """What BatchEncoding looks like without the Rust tokenizers: no `encodings`."""
 
         model_input_names = fast.model_input_names
+        unk_token_id = fast.unk_token_id
 
         def __call__(self, *args: object, **options: object) -> transformers.BatchEncoding:
             return transformers.BatchEncoding(dict(fast(*args, **options)))

@@ -202,3 +202,21 @@ def test_the_readmes_python_prints_what_it_says(name: str, tmp_path: Path) -> No
     assert [line.split()[1:] for line in done.stdout.splitlines()] == [
         line.split()[1:] for line in match[2].splitlines()
     ]
+
+
+def test_lower_bounds_are_the_versions_of_requirements_lowest() -> None:
+    import tomllib
+
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    bounds = {}
+    for line in content["project"]["dependencies"]:
+        match = re.match(r"([a-z0-9-]+)>=([0-9.]+)", line)
+        if match:
+            bounds[match[1]] = match[2]
+    lowest = dict(
+        line.split("==")
+        for line in (ROOT / "requirements" / "lowest.txt").read_text(encoding="utf-8").split("\n")
+        if line and not line.startswith("#")
+    )
+    assert bounds.keys() == lowest.keys()
+    assert all(lowest[name] == bound or lowest[name].startswith(f"{bound}.") for name, bound in bounds.items())
