@@ -132,7 +132,7 @@ def test_folder_with_no_corpus(tmp_path: Path, retr: Retr) -> None:
         (["--transform", "pca-3"], ["unknown transform 'pca-3'", "whiten-M"]),
         (["--whiten", "0"], ["unknown transform 'whiten-0'"]),
         (["--whiten", "3", "--transform", "none"], ["exclude each other"]),
-        (["--pool", "max"], ["unknown pooling 'max'", "first-last-avg"]),
+        (["--pool", "maximum"], ["unknown pooling 'maximum'", "first-last-avg"]),
         (["--encoding", "klingon"], ["unknown encoding 'klingon'"]),
         (["--format", "xml"], ["unknown format 'xml'", "jsonl"]),
         (["--on-empty", "ignore"], ["'ignore', expected skip or error"]),

@@ -22,7 +22,7 @@ def resolve_settings(
     document_prompt: str | None = None,
     max_length: int | None = None,
 ) -> EncoderSettings:
-    """Fill what is not given from the catalog; for a model that is not in it: last-avg, no prompts, its own length."""
+    """Fill what is not given from the catalog; what stays empty, the model tells."""
     source = str(model)
     entry = catalog.lookup(source)
     if entry is None:
@@ -31,7 +31,7 @@ def resolve_settings(
             source = str(path.resolve())
     return EncoderSettings(
         source=source,
-        pooling=pooling or (entry.pooling if entry else "last-avg"),
+        pooling=pooling or (entry.pooling if entry else ""),
         query_prompt=query_prompt if query_prompt is not None else (entry.query_prompt if entry else ""),
         document_prompt=document_prompt if document_prompt is not None else (entry.document_prompt if entry else ""),
         max_length=max_length or 0,
@@ -53,10 +53,24 @@ def load_encoder(settings: EncoderSettings, device: str = "auto", note: Note = l
         The model cannot be found or is not whole.
     """
     folder = _find_folder(settings.source, note)
+    if is_static(folder):
+        from retrieval.encoders.static import StaticEncoder
+
+        return StaticEncoder(folder, settings)
     from retrieval.encoders.transformer import TransformerEncoder
 
     entry = catalog.lookup(settings.source)
     return TransformerEncoder(folder, settings, device, entry.family if entry else None)
+
+
+def is_static(folder: Path) -> bool:
+    """Whether a sentence-transformers folder begins with a StaticEmbedding."""
+    path = folder / "modules.json"
+    return (
+        path.exists()
+        and '"sentence_transformers' in (text := path.read_text("utf-8", "replace"))
+        and ("StaticEmbedding" in text)
+    )
 
 
 def _find_folder(source: str, note: Note) -> Path:

@@ -17,7 +17,8 @@ import transformers
 from numpy.typing import NDArray
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
-from retrieval.encoders.pooling import check_pooling, needs_all_states, pool
+from retrieval.encoders.modules import MODULES, base_folder, read_modules
+from retrieval.encoders.pooling import OWN_MODULES, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
 
@@ -62,26 +63,37 @@ class TransformerEncoder:
     def __init__(
         self, folder: Path, settings: EncoderSettings, device: str = "auto", family: Family | None = None
     ) -> None:
+        modular = (folder / MODULES).exists()
+        settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         check_pooling(settings.pooling)
-        self.family: Family = family or ("tuned" if (folder / "modules.json").exists() else "raw")
+        self.family: Family = family or ("tuned" if modular else "raw")
         self._folder = folder
-        self._weights = _weight_files(folder)
+        self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
+        self._base = self._modules.base if self._modules else base_folder(folder)
+        self._poolings = self._modules.poolings if self._modules else (settings.pooling,)
+        if self._modules:
+            settings = self._modules.settings(settings)
+        self._weights = _weight_files(self._base)
         self._device = _device(device)
         with _quiet_transformers():
-            self._tokenizer = _load_tokenizer(folder)
-            self._model = _load_model(folder).to(self._device).eval()
+            self._tokenizer = _load_tokenizer(self._base)
+            self._model = _load_model(self._base, "pooler" in self._poolings).to(self._device).eval()
+        _check_layers(settings.pooling, self._model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self._model.config, self._tokenizer))
         self.counts = EncoderCounts()
 
     @property
     def dimension(self) -> int:
-        return int(self._model.config.hidden_size)
+        if self._modules and self._modules.dimension:
+            return self._modules.dimension
+        return int(self._model.config.hidden_size) * len(self._poolings)
 
     @cached_property
     def fingerprint(self) -> str:
-        files = [self._folder / "config.json", *self._weights]
-        files += [path for name in _TOKENIZER_FILES if (path := self._folder / name).exists()]
-        return settings_fingerprint(self.settings, {path.name: cached_sha256(path) for path in files})
+        files = [self._base / "config.json", *self._weights, *(self._modules.files if self._modules else ())]
+        files += [path for name in _TOKENIZER_FILES if (path := self._base / name).exists()]
+        names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        return settings_fingerprint(self.settings, names)
 
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
@@ -91,15 +103,28 @@ class TransformerEncoder:
         if not texts:
             return vectors
         tokens = self._tokenize(texts, kind)
+        prompt_tokens = self._prompt_tokens(kind)
         for rows in _batches([len(ids) for ids in tokens["input_ids"]]):
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
-            vectors[rows] = self._forward(batch)
+            vectors[rows] = self._forward(batch, prompt_tokens)
             if on_batch is not None:
                 on_batch(len(rows))
         return vectors
 
+    def _prompt(self, kind: TextKind) -> str:
+        return self.settings.query_prompt if kind == "query" else self.settings.document_prompt
+
+    def _prompt_tokens(self, kind: TextKind) -> int:
+        """How many tokens at the start of a text are the prompt's and do not count in the pooling."""
+        if self._modules is None or self._modules.include_prompt or not self._prompt(kind):
+            return 0
+        ids = self._tokenizer(self._prompt(kind))["input_ids"]
+        return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
+
     def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
-        prompt = self.settings.query_prompt if kind == "query" else self.settings.document_prompt
+        prompt = self._prompt(kind)
+        if self._modules and self._modules.lower_case:
+            prompt, texts = prompt.lower(), [text.lower() for text in texts]
         tokens: dict[str, list[list[int]]] = {}
         for part in _parts(texts):
             for name, values in self._tokenize_part([prompt + text for text in part]).items():
@@ -127,13 +152,18 @@ class TransformerEncoder:
         return {name: encoded[name] for name in self._tokenizer.model_input_names if name in encoded}
 
     @torch.inference_mode()
-    def _forward(self, batch: dict[str, list[list[int]]]) -> NDArray[np.float32]:
+    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> NDArray[np.float32]:
         inputs = self._tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
-        mask = inputs["attention_mask"]
-        every_state = needs_all_states(self.settings.pooling)
+        every_state = averaged_states(self.settings.pooling) is not None
         output = self._model(**inputs, output_hidden_states=every_state)
         states = output.hidden_states if every_state else (output.last_hidden_state,)
-        return pool(states, mask, self.settings.pooling).float().cpu().numpy()
+        mask = inputs["attention_mask"].clone()
+        mask[:, :prompt_tokens] = 0
+        pooler = output.pooler_output if "pooler" in self._poolings else None
+        vectors = torch.cat([pool(states, mask, pooling, pooler) for pooling in self._poolings], dim=-1)
+        if self._modules:
+            vectors = self._modules.steps.to(self._device)(vectors.float())
+        return np.asarray(vectors.float().cpu().numpy())
 
 
 def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -176,13 +206,13 @@ def _load_tokenizer(folder: Path) -> Any:
         raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def _load_model(folder: Path) -> Any:
+def _load_model(folder: Path, pooler: bool) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         model_class: Any = transformers.AutoModel._model_mapping[type(config)]
-        # No pooling reads the pooler, and without the argument a missing one is filled with random weights.
+        # Without the argument a pooler that is missing is filled with random weights.
         takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
-        options = {"add_pooling_layer": False} if takes_pooler else {}
+        options = {"add_pooling_layer": pooler} if takes_pooler else {}
         model, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
@@ -193,12 +223,22 @@ def _load_model(folder: Path) -> Any:
         )
     except Exception as error:  # every model class has failures of its own
         raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
-    if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
+    missing = sorted(report["missing_keys"])
+    if pooler and (getattr(model, "pooler", None) is None or any(name.startswith("pooler.") for name in missing)):
+        raise EncoderError(f"{folder} has no pooler: choose another pooling than 'pooler'")
+    if missing := [name for name in missing if not name.startswith("pooler.")]:
         raise EncoderError(
             f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first: "
             f"the checkpoint is not whole, or its config.json is another model's"
         )
     return model
+
+
+def _check_layers(pooling: str, config: Any) -> None:
+    layers = int(getattr(config, "num_hidden_layers", 0))
+    numbers = averaged_states(pooling) or ()
+    if numbers and max(numbers) > layers:
+        raise UsageError(f"pooling {pooling!r} names layer {max(numbers)}, and the model has layers 0 to {layers}")
 
 
 def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:

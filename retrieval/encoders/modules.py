@@ -1,0 +1,238 @@
+"""sentence-transformers' folders: modules.json and what it names, without the library and without its code.
+
+A folder lists modules: a Transformer with a Pooling, or a StaticEmbedding, then Dense, LayerNorm and Normalize steps.
+The vectors equal `SentenceTransformer.encode`; a module of another kind is an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrieval.encoders.base import EncoderSettings
+from retrieval.errors import EncoderError
+
+MODULES = "modules.json"
+_POOLING_OF_MODE = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "last-avg",
+    "mean_sqrt_len_tokens": "sqrt-avg",
+    "weightedmean": "weighted-avg",
+    "lasttoken": "last-token",
+}
+# Before version 5 a Pooling had a key a mode; several may be true, and are concatenated in this order.
+_MODE_OF_OLD_KEY = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU", "LeakyReLU", "ELU", "Softplus", "Mish")
+_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What a folder's modules.json says."""
+
+    base: Path
+    """The folder of the transformer, or of the static embedding."""
+    static: bool
+    poolings: tuple[str, ...]
+    include_prompt: bool
+    """Whether the tokens of a prompt count in the pooling."""
+    steps: torch.nn.Sequential
+    """What comes after the pooling: (B, H) -> (B, d)."""
+    max_length: int | None
+    lower_case: bool
+    query_prompt: str
+    document_prompt: str
+    files: tuple[Path, ...]
+    """Everything read here that shapes a vector."""
+
+    def settings(self, settings: EncoderSettings) -> EncoderSettings:
+        """The settings with the folder's prompts and length where none are given."""
+        return replace(
+            settings,
+            query_prompt=settings.query_prompt or self.query_prompt,
+            document_prompt=settings.document_prompt or self.document_prompt,
+            max_length=settings.max_length or self.max_length or 0,
+        )
+
+    @property
+    def dimension(self) -> int | None:
+        """d where a step changes it; None where the pooling's stays."""
+        widths = [step.out_features for step in self.steps.modules() if isinstance(step, torch.nn.Linear)]
+        return int(widths[-1]) if widths else None
+
+
+def read_modules(folder: Path) -> Modules:
+    """Read a sentence-transformers folder.
+
+    Raises
+    ------
+    EncoderError
+        A module of an unknown kind, a missing file, or settings that this code does not know.
+    """
+    entries = _json(folder / MODULES)
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise EncoderError(f"{folder / MODULES} is not a list of modules")
+    kinds = [(str(entry.get("type", "")), folder / str(entry.get("path", ""))) for entry in entries]
+    names = [kind.rsplit(".", 1)[-1] for kind, _ in kinds]
+    for (kind, _), name in zip(kinds, names, strict=True):
+        if name not in _KNOWN or not kind.startswith("sentence_transformers."):
+            raise EncoderError(
+                f"{folder / MODULES} names the module {kind!r}, which is not one of {', '.join(sorted(_KNOWN))}: "
+                f"its code would have to be run, and is not"
+            )
+    static = names[0] == "StaticEmbedding"
+    if not static and names[:2] != ["Transformer", "Pooling"]:
+        raise EncoderError(f"{folder / MODULES} begins with {names[:2]}, expected Transformer and Pooling")
+    base = kinds[0][1]
+    poolings, include_prompt = ((), True) if static else _pooling(kinds[1][1])
+    rest = list(zip(names, (path for _, path in kinds), strict=True))[1 if static else 2 :]
+    steps = torch.nn.Sequential(*(_STEPS[name](path) for name, path in rest if name != "Dropout"))
+    prompts = _prompts(folder)
+    settings = {} if static else _json(base / "sentence_bert_config.json", missing={})
+    files = [folder / MODULES, *(path for step in rest for path in sorted(step[1].glob("*.safetensors")))]
+    files += [
+        path for step in rest for path in (step[1] / "config.json", step[1] / "pytorch_model.bin") if path.exists()
+    ]
+    return Modules(
+        base=base,
+        static=static,
+        poolings=poolings,
+        include_prompt=include_prompt,
+        steps=steps.eval(),
+        max_length=settings.get("max_seq_length"),
+        lower_case=bool(settings.get("do_lower_case", False)),
+        query_prompt=prompts[0],
+        document_prompt=prompts[1],
+        files=tuple(files),
+    )
+
+
+def base_folder(folder: Path) -> Path:
+    """Where the transformer of a folder lies: in the folder, or where its modules.json says."""
+    if not (folder / MODULES).exists():
+        return folder
+    entries = _json(folder / MODULES)
+    return folder / str(entries[0].get("path", "")) if isinstance(entries, list) and entries else folder
+
+
+def _prompts(folder: Path) -> tuple[str, str]:
+    config = _json(folder / "config_sentence_transformers.json", missing={})
+    prompts = config.get("prompts") or {}
+    default = prompts.get(config.get("default_prompt_name"), "")
+
+    def first(names: Sequence[str]) -> str:
+        return next((str(prompts[name]) for name in names if prompts.get(name)), str(default))
+
+    return first(_QUERY_PROMPTS), first(_DOCUMENT_PROMPTS)
+
+
+def _pooling(folder: Path) -> tuple[tuple[str, ...], bool]:
+    config = _json(folder / "config.json")
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _MODE_OF_OLD_KEY.items() if config.get(key)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    if unknown := [mode for mode in modes if mode not in _POOLING_OF_MODE]:
+        raise EncoderError(f"{folder / 'config.json'} has the pooling mode {unknown[0]!r}, which is not known")
+    return tuple(_POOLING_OF_MODE[mode] for mode in modes), bool(config.get("include_prompt", True))
+
+
+class _Residual(torch.nn.Module):
+    """A linear layer with activation, and its input added to it."""
+
+    def __init__(self, inner: torch.nn.Module, shortcut: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.shortcut = inner, shortcut
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(vectors) + self.shortcut(vectors)
+        return result
+
+
+class _UnitLength(torch.nn.Module):
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(vectors, dim=-1)
+
+
+def _dense(folder: Path) -> torch.nn.Module:
+    config, weights = _json(folder / "config.json"), _weights(folder)
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise EncoderError(
+                f"{folder / 'config.json'}: {key} {config[key]!r} is not known, expected sentence_embedding"
+            )
+    path = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    name = path.rsplit(".", 1)[-1]
+    if not path.startswith("torch.nn.") or name not in _ACTIVATIONS:
+        raise EncoderError(f"{folder / 'config.json'}: the activation {path!r} is not one of {', '.join(_ACTIVATIONS)}")
+    sizes = int(config["in_features"]), int(config["out_features"])
+    linear = torch.nn.Linear(*sizes, bias=bool(config.get("bias", True)))
+    _load(linear, weights, "linear.", folder)
+    layer = torch.nn.Sequential(linear, getattr(torch.nn, name)())
+    if not config.get("use_residual"):
+        return layer
+    shortcut: torch.nn.Module = torch.nn.Identity()
+    if sizes[0] != sizes[1]:
+        shortcut = torch.nn.Linear(*sizes, bias=False)
+        _load(shortcut, weights, "residual.", folder)
+    return _Residual(layer, shortcut)
+
+
+def _layer_norm(folder: Path) -> torch.nn.Module:
+    norm = torch.nn.LayerNorm(int(_json(folder / "config.json")["dimension"]))
+    _load(norm, _weights(folder), "norm.", folder)
+    return norm
+
+
+def _normalize(folder: Path) -> torch.nn.Module:
+    return _UnitLength()
+
+
+_STEPS = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
+_KNOWN = {"Transformer", "Pooling", "StaticEmbedding", "Dropout", *_STEPS}
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if (folder / "model.safetensors").exists():
+            return load_file(folder / "model.safetensors")
+        if (folder / "pytorch_model.bin").exists():
+            return dict(torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True))
+    except (SafetensorError, RuntimeError, OSError, ValueError) as error:
+        raise EncoderError(f"the weights in {folder} cannot be loaded: {error}") from error
+    raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")
+
+
+def _load(module: torch.nn.Module, weights: dict[str, torch.Tensor], prefix: str, folder: Path) -> None:
+    own = {name.removeprefix(prefix): tensor.float() for name, tensor in weights.items() if name.startswith(prefix)}
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise EncoderError(
+            f"the weights in {folder} do not fit its config.json: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _json(path: Path, missing: Any = None) -> Any:
+    if not path.exists() and missing is not None:
+        return missing
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EncoderError(f"{path} cannot be read: {error}") from None
