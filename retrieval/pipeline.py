@@ -152,6 +152,7 @@ class _Build:
         self.spec, self.index_spec, self.progress = spec, index_spec, progress
         self.stages = _Stages()
         self.reused_shards = 0
+        self.distinct = 0
 
     def run(self, encoder: Encoder | None) -> layout.Manifest:
         self._clear_old_files()
@@ -159,7 +160,7 @@ class _Build:
             writer = self._read()
         documents = Documents(self.folder / layout.DOCUMENTS)
         first_rows = writer.first_rows()
-        distinct = int((first_rows == np.arange(len(first_rows))).sum())
+        self.distinct = distinct = int((first_rows == np.arange(len(first_rows))).sum())
         if encoder is None:
             with self.stages.timed("load"):
                 encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
@@ -266,6 +267,10 @@ class _Build:
                 f"texts longer than {encoder.settings.max_length} tokens: {counts.truncated:,}; "
                 f"what is beyond does not count (--max-length)"
             )
+        if counts.without_vector:
+            self.progress.note(
+                f"texts of which the model knows nothing: {counts.without_vector:,}; they are never a hit"
+            )
         if counts.unknown > UNKNOWN_ALARM * counts.tokens:
             self.progress.note(
                 f"warning: {counts.unknown / counts.tokens:.1%} of the tokens are unknown to the model: "
@@ -293,7 +298,7 @@ class _Build:
         moments = Moments(dimension)
         with self.progress.stage("fitting", "vectors", shards.key.rows) as advance:
             for chunk in shards.chunks():
-                moments.update(chunk)
+                moments.update(chunk[chunk.any(axis=1)])
                 advance(len(chunk))
         try:
             transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)
@@ -313,7 +318,10 @@ class _Build:
         }
 
     def _index(self, transform: Whitening | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
-        vectors = VectorIndex(transform.m if transform is not None else dimension, self.index_spec)
+        unknown = shards.counts()["without_vector"]
+        if unknown == self.distinct:
+            raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
+        vectors = VectorIndex(transform.m if transform is not None else dimension, self.index_spec, unknown > 0)
         with self.progress.stage("indexing", "vectors", shards.key.rows) as advance:
             for chunk in shards.chunks():
                 vectors.add(unit_vectors(chunk, transform))

@@ -136,7 +136,7 @@ class Index:
         Returns
         -------
         One list of hits a text, nearest first; of equal scores a document that is the text itself, then the one
-        that was indexed first.
+        that was indexed first. A text of which the encoder knows nothing has no hits.
 
         Raises
         ------
@@ -199,9 +199,11 @@ class Index:
         documents = Documents(folder / layout.DOCUMENTS)
         vectors = VectorIndex.load(folder / layout.VECTORS)
         transform = Whitening.load(folder / layout.TRANSFORM) if layout.TRANSFORM in manifest.files else None
-        if len(documents) != len(vectors):
+        expected = manifest.documents.get("count"), manifest.index.get("vectors")
+        if (len(documents), len(vectors)) != expected:
             raise IndexFolderError(
-                f"'{folder}' is damaged: {len(documents):,} documents and {len(vectors):,} vectors; build it again"
+                f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
+                f"{expected[0]} and {expected[1]}; build it again"
             )
         return cls(folder, manifest, documents, vectors, transform)
 
@@ -221,6 +223,8 @@ class Index:
         scores, rows = self._vectors.search(vectors, k + _SPELLINGS)
         return [
             [hit for hit in self._hits(query, scores[i], rows[i], k) if min_score is None or hit.score >= min_score]
+            if vectors[i].any()
+            else []
             for i, query in enumerate(queries)
         ]
 

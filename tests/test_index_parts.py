@@ -28,8 +28,8 @@ def vectors(rows: int, dimension: int = 8, seed: int = 0) -> np.ndarray[Any, np.
     return unit_vectors(np.random.default_rng(seed).normal(size=(rows, dimension)).astype(np.float32), None)
 
 
-def filled(*chunks: np.ndarray[Any, np.dtype[np.float32]]) -> VectorIndex:
-    index = VectorIndex(chunks[0].shape[1])
+def filled(*chunks: np.ndarray[Any, np.dtype[np.float32]], numbered: bool = False) -> VectorIndex:
+    index = VectorIndex(chunks[0].shape[1], numbered=numbered)
     for chunk in chunks:
         index.add(chunk)
     return index
@@ -67,6 +67,26 @@ def test_scores_stay_within_one() -> None:
     assert rows[:, 0].tolist() == list(range(3000))
     assert scores.max() <= 1
     assert scores.min() > 0.999
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 4))
+def test_rows_of_zeros_are_never_found_and_the_others_keep_their_rows(known: list[bool], chunks: int) -> None:
+    documents = vectors(len(known)) * np.array(known, dtype=np.float32)[:, None]
+    index = filled(*np.array_split(documents, chunks), numbered=True)
+    assert len(index) == sum(known)
+    scores, rows = index.search(vectors(3, seed=4), 30)
+    assert all(sorted(found) == np.flatnonzero(known).tolist() for found in rows.tolist())
+    np.testing.assert_allclose(
+        scores, np.take_along_axis(vectors(3, seed=4) @ documents.T, rows, axis=1), atol=SCORE_TOLERANCE
+    )
+
+
+def test_rows_beside_zeros_survive_saving(tmp_path: Path) -> None:
+    documents = vectors(6)
+    documents[[1, 4]] = 0
+    index = filled(documents[:3], documents[3:], numbered=True)
+    index.save(tmp_path / "v.faiss")
+    assert VectorIndex.load(tmp_path / "v.faiss").search(documents[5:], 1)[1].tolist() == [[5]]
 
 
 def test_vectors_of_another_dimension_are_refused() -> None:

@@ -13,18 +13,21 @@ from retrieval.types import Hit
 
 
 def write_json(query: str, hits: Sequence[Hit]) -> None:
+    """A JSON object a hit."""
     for rank, hit in enumerate(hits, 1):
         record = {"query": query, "rank": rank, "id": hit.doc_id, "score": round(hit.score, 6), "text": hit.text}
         print_json({**record, **hit.fields})
 
 
 def write_lines(query: str, hits: Sequence[Hit]) -> None:
+    """A line a hit: query, rank, score, id, text, kept columns, apart by tabs."""
     for rank, hit in enumerate(hits, 1):
         kept = ("" if value is None else str(value) for value in hit.fields.values())
         print_line(query, str(rank), f"{hit.score:.4f}", hit.doc_id, hit.text, *kept)
 
 
 def write_table(query: str, hits: Sequence[Hit]) -> None:
+    """A table a query, for people."""
     table = Table(title=visible(query), title_justify="left", title_style="bold")
     table.add_column("", justify="right")
     table.add_column("score", justify="right")

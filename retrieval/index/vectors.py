@@ -31,12 +31,16 @@ class VectorIndex:
     ----------
     dimension : m
     spec : a kind that `spec.resolve_spec` gives
+    numbered : store row numbers beside the vectors, and leave out rows of zeros, which then are never found.
     """
 
-    def __init__(self, dimension: int, spec: str = "flat") -> None:
-        self._index = faiss.index_factory(dimension, factory_string(spec), faiss.METRIC_INNER_PRODUCT)
+    def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False) -> None:
+        factory = ("IDMap," if numbered else "") + factory_string(spec)
+        self._index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        self._numbered, self._rows = numbered, 0
 
     def __len__(self) -> int:
+        """How many vectors can be found."""
         return int(self._index.ntotal)
 
     @property
@@ -45,7 +49,13 @@ class VectorIndex:
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append unit vectors, float32, shape (n, m); they take the next rows."""
-        self._index.add(self._checked(vectors))
+        vectors = self._checked(vectors)
+        if self._numbered:
+            found = np.flatnonzero(vectors.any(axis=1))
+            self._index.add_with_ids(vectors[found], found + self._rows)
+        else:
+            self._index.add(vectors)
+        self._rows += len(vectors)
 
     def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The nearest rows of each query.
@@ -62,7 +72,10 @@ class VectorIndex:
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
-        scores, rows = self._index.search(self._checked(queries), min(k, len(self)))
+        queries = self._checked(queries)
+        if len(self) == 0:
+            return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        scores, rows = self._index.search(queries, min(k, len(self)))
         scores = scores.clip(-1, 1)  # FAISS's sums of float32 products reach 1.0000008
         order = np.lexsort((rows, -scores), axis=1)
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)

@@ -18,8 +18,9 @@ def unit_vectors(embeddings: NDArray[np.float32], transform: Whitening | None) -
 
     Returns
     -------
-    float32, shape (n, m); a vector of length 0 stays 0, and scores 0 against everything.
+    float32, shape (n, m). A row of zeros stays one: it stands for a text of which the encoder knows nothing.
     """
     vectors = np.array(embeddings, dtype=np.float32) if transform is None else transform.transform(embeddings)
+    vectors[~embeddings.any(axis=1)] = 0
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
