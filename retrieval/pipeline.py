@@ -25,7 +25,8 @@ from retrieval import __version__
 from retrieval.corpus import Corpus
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
-from retrieval.encoders.load import load_encoder
+from retrieval.encoders.fusion import MEAN_TEXTS, FusionEncoder
+from retrieval.encoders.load import FUSION_STATE, load_encoder
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
@@ -165,6 +166,10 @@ class _Build:
             with self.stages.timed("load"):
                 encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
         spec = self._choose_transform(encoder, len(documents), distinct)
+        if isinstance(encoder, FusionEncoder):
+            self._fit_fusion(encoder, documents)
+        else:
+            shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
         key = EmbeddingsKey(
             writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json(), SHARD_ROWS
         )
@@ -195,10 +200,11 @@ class _Build:
     def _clear_old_files(self) -> None:
         """Leave nothing of an earlier build but its embeddings, which say themselves what they are."""
         for path in self.folder.iterdir():
-            if path.name != layout.EMBEDDINGS:
+            if path.is_file():
                 path.unlink()
         if self.options.fresh:
             shutil.rmtree(self.folder / layout.EMBEDDINGS, ignore_errors=True)
+            shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
 
     def _read(self) -> DocumentsWriter:
         with self.progress.stage("reading", "rows", None) as advance:
@@ -231,6 +237,20 @@ class _Build:
                     f"give more documents, or use --transform none"
                 )
         return self.spec
+
+    def _fit_fusion(self, encoder: FusionEncoder, documents: Documents) -> None:
+        """Find the means of centred parts over the corpus, and keep them where the index will look for them."""
+        state = self.folder / layout.ENCODER / FUSION_STATE
+        count = min(len(documents), MEAN_TEXTS)
+        rows = [i * len(documents) // count for i in range(count)]
+        total = count * sum(part.centred for part in encoder.parts)
+        with self.progress.stage("centring", "texts", total) as advance:
+            encoder.fit_means([document["text"] for document in documents.take(rows)], on_batch=advance)
+        # A fit on another day may differ in the last bits, and the shards that are there were made with the first.
+        if state.exists():
+            encoder.adopt_means(state)
+        state.parent.mkdir(exist_ok=True)
+        encoder.save(state)
 
     def _encode(
         self, encoder: Encoder, documents: Documents, first_rows: NDArray[np.int64], shards: EmbeddingShards

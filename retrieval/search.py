@@ -87,6 +87,7 @@ class Index:
         transform: str = "auto",
         index: str = "auto",
         max_length: int | None = None,
+        normalize: str = "",
         corpus: CorpusOptions | None = None,
         encoder: Encoder | None = None,
         device: str = "auto",
@@ -99,10 +100,11 @@ class Index:
         ----------
         sources : paths of files and folders, globs, or `-` for standard input.
         path : the index folder; an index that stands there is replaced when the new one is whole.
-        model : a name of the catalog, a Hugging Face folder or a hub id.
-        pooling : cls, last-avg, last2-avg or first-last-avg; None takes the catalog's.
+        model : a name of the catalog, a folder, a file of word vectors, a hub id, or a fusion such as a+0.3*b.
+        pooling : see retrieval.encoders.pooling; None takes what the model was made for.
         transform : auto, none, whiten-M, rotate-M or soft-M.
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
+        normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
         encoder : one that is loaded already, instead of model, pooling and max_length.
         fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
@@ -115,7 +117,11 @@ class Index:
         from retrieval.pipeline import BuildOptions, build_index
 
         named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-        settings = encoder.settings if encoder else resolve_settings(model, pooling=pooling, max_length=max_length)
+        settings = (
+            encoder.settings
+            if encoder
+            else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
+        )
         options = BuildOptions(settings, transform, index, device, fresh)
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
         return cls.open(path, encoder=encoder, device=device, progress=progress)
@@ -171,7 +177,9 @@ class Index:
                 settings = EncoderSettings(**stored)
             except TypeError as error:
                 raise IndexFolderError(f"{self.path / layout.MANIFEST} is damaged: {error}") from None
-            self._encoder = self._checked(load_encoder(settings, self._device, self._progress.note))
+            state = self.path / layout.ENCODER
+            encoder = load_encoder(settings, self._device, self._progress.note, state if state.exists() else None)
+            self._encoder = self._checked(encoder)
         return self._encoder
 
     def verify(self) -> None:

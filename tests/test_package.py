@@ -151,7 +151,7 @@ def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> N
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in ("index", "query", "info", "demo"):
+    for command in ("index", "query", "info", "models", "demo"):
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 

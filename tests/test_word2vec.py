@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.encoders import word2vec
+from retrieval.encoders import words as words_room
 from retrieval.encoders.base import EncoderCounts, EncoderSettings
-from retrieval.encoders.word2vec import Word2VecEncoder, segment
+from retrieval.encoders.word2vec import Word2VecEncoder
+from retrieval.encoders.words import segment
 from retrieval.errors import EncoderError, UsageError
 
 pytestmark = pytest.mark.skipif(
@@ -348,7 +350,7 @@ def test_second_load_equals_the_first_without_gensim_and_prints_nothing(tmp_path
 
 def test_jieba_compiled_anew_raises_no_warning(tmp_path: Path) -> None:
     # Its strings hold "\.", which Python reports where it has no compiled file, here as an error.
-    code = "from retrieval.encoders.word2vec import segment; print(segment('手机充值'))"
+    code = "from retrieval.encoders.words import segment; print(segment('手机充值'))"
     (tmp_path / "pkg_resources.py").write_text(
         "import warnings\nwarnings.warn('pkg_resources is deprecated as an API.', UserWarning)\nraise ImportError\n"
     )
@@ -488,8 +490,8 @@ def test_missing_gensim_is_named_with_the_extra_and_not_needed_once_cached(
 
 def test_missing_jieba_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
-    word2vec._segmenter.cache_clear()
-    with pytest.raises(EncoderError, match=r"need jieba .*pip install 'retr\[word2vec\]'"):
+    words_room._segmenter.cache_clear()
+    with pytest.raises(EncoderError, match=r"jieba is needed .*pip install jieba, or 'retr\[word2vec\]'"):
         load(written(tmp_path / "vectors.txt", as_text(ROWS)))
 
 

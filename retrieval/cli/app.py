@@ -10,6 +10,7 @@ from retrieval import __version__
 from retrieval.cli.build import index
 from retrieval.cli.demo import demo
 from retrieval.cli.info import info
+from retrieval.cli.models import models
 from retrieval.cli.query import query
 
 app = typer.Typer(
@@ -40,5 +41,5 @@ def _global(
     """
 
 
-for command in (index, query, info, demo):
+for command in (index, query, info, models, demo):
     app.command()(command)

@@ -14,7 +14,7 @@ from retrieval.corpus import Corpus, CorpusOptions
 from retrieval.corpus.files import FORMATS, corpus_name
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.load import resolve_settings
-from retrieval.encoders.pooling import POOLINGS, check_pooling
+from retrieval.encoders.pooling import POOLINGS
 from retrieval.errors import UsageError
 
 
@@ -51,6 +51,9 @@ def index(
         int | None, typer.Option(help="Index only this many documents, chosen at random: to try things out.", min=1)
     ] = None,
     on_empty: Annotated[str, typer.Option(help="Blank texts: skip (counted) or error.")] = "skip",
+    normalize: Annotated[
+        str | None, typer.Option(help="Change texts before encoding: nfkc, t2s (traditional to simplified), lower.")
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a text that count. Default: the model's own, at most 512.", min=3)
     ] = None,
@@ -74,15 +77,13 @@ def index(
         if transform is not None:
             raise UsageError(f"--whiten {whiten} and --transform {transform} exclude each other: give one")
         transform = f"whiten-{whiten}"
-    if pool is not None:
-        check_pooling(pool)
     columns = tuple(name.strip() for name in (keep or "").split(",") if name.strip())
     files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, sample, on_empty))
+    settings = resolve_settings(model, pooling=pool, max_length=max_length, normalize=normalize or "")
     target = output or INDEXES / corpus_name(corpus)
 
     from retrieval.pipeline import BuildOptions, build_index
 
-    settings = resolve_settings(model, pooling=pool, max_length=max_length)
     started = time.perf_counter()
     manifest = build_index(
         files, target, BuildOptions(settings, transform or "auto", index, device, fresh), progress=progress

@@ -27,6 +27,8 @@ class EncoderSettings:
     document_prompt: str
     max_length: int
     """Tokens, special tokens included; what is beyond is cut off."""
+    normalize: str = ""
+    """Steps that change a text before it is encoded, apart by commas: nfkc, t2s, lower."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,5 +95,7 @@ class Encoder(Protocol):
 def settings_fingerprint(settings: EncoderSettings, file_hashes: dict[str, str]) -> str:
     """One sha256 over the settings that shape a vector and over the model's files; where the files lie is left out."""
     shaping = {name: value for name, value in settings.to_json().items() if name != "source"}
+    if not settings.normalize:
+        del shaping["normalize"]
     content = json.dumps({"settings": shaping, "files": file_hashes}, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(content.encode("utf-8")).hexdigest()

@@ -44,6 +44,11 @@ _KEPT, _PLACEHOLDER = "\uff5e", "\ufdd0"
 Note = Callable[[str], None]
 
 
+def is_there() -> bool:
+    """Whether the bundled model can be had: unpacked already, or out of the installed package."""
+    return _folder().exists() or _package_file() is not None
+
+
 def bundled_folder(note: Note = lambda message: None) -> Path:
     """The Hugging Face folder of the bundled model, made first where it is missing or damaged.
 

@@ -281,6 +281,26 @@ class FusionEncoder:
             parts.append(FusionPart(encoder, weight, mean is not None, mean))
         return cls(parts)
 
+    def adopt_means(self, path: Path) -> None:
+        """Take the means that `save` wrote where they differ from the fitted ones by rounding alone."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = set(file.keys())
+                saved = [
+                    file.get_tensor(name) if (name := _mean_name(i)) in names else None for i in range(len(self.parts))
+                ]
+        except (SafetensorError, OSError):
+            return
+        adopted = []
+        for part, mean in zip(self.parts, saved, strict=True):
+            if part.mean is not None and mean is not None and mean.shape == part.mean.shape:
+                close = np.linalg.norm(mean - part.mean) <= _NOISE * np.linalg.norm(part.mean)
+                part = replace(part, mean=mean) if close else part
+            adopted.append(part)
+        self.parts = tuple(adopted)
+
     def _mean(self, part: FusionPart) -> NDArray[np.float32] | None:
         if part.centred and part.mean is None:
             raise EncoderError(f"{part.source} is to be centred and has no mean yet: call fit_means with the corpus")

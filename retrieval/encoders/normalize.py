@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import unicodedata
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings, Family, TextKind
 from retrieval.errors import EncoderError, UsageError
 
 Step = Callable[[str], str]
@@ -51,6 +57,49 @@ class Normalizer:
         for step in self._steps:
             text = step(text)
         return text
+
+
+class NormalizingEncoder:
+    """An encoder that is given the texts normalised, as its settings say.
+
+    Parameters
+    ----------
+    inner : its settings name the steps.
+    """
+
+    def __init__(self, inner: Encoder) -> None:
+        self._inner = inner
+        self._normalizer = Normalizer(parse_normalization(inner.settings.normalize))
+
+    @property
+    def settings(self) -> EncoderSettings:
+        return self._inner.settings
+
+    @property
+    def dimension(self) -> int:
+        return self._inner.dimension
+
+    @property
+    def family(self) -> Family:
+        return self._inner.family
+
+    @property
+    def counts(self) -> EncoderCounts:
+        return self._inner.counts
+
+    @property
+    def fingerprint(self) -> str:
+        """The inner one's, which holds the steps; with `t2s`, OpenCC's version too: its dictionaries change."""
+        if "t2s" not in self._normalizer.steps:
+            return self._inner.fingerprint
+        content = f"{self._inner.fingerprint} opencc {importlib.metadata.version('opencc')}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def encode(
+        self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
+    ) -> NDArray[np.float32]:
+        """See Encoder.encode."""
+        return self._inner.encode([self._normalizer(text) for text in texts], kind, on_batch)
 
 
 def _nfkc() -> Step:

@@ -42,13 +42,16 @@ POOLINGS = (
     OWN_MODULES,
 )
 
+OTHER_POOLINGS = ("average", "use", "fusion")
+"""Of encoders that have no choice: word2vec and ELMo, USE, and fusions."""
+
 _AVERAGED_STATES = {"last2-avg": (-2, -1), "first-last-avg": (1, -1)}
 _LAYERS = re.compile(r"layers-(\d+(?:,\d+)*)")
 
 
 def check_pooling(pooling: str) -> str:
     """The pooling itself; UsageError where there is none of that name."""
-    if pooling not in POOLINGS and not _LAYERS.fullmatch(pooling):
+    if pooling not in (*POOLINGS, *OTHER_POOLINGS) and not _LAYERS.fullmatch(pooling):
         raise UsageError(
             f"unknown pooling {pooling!r}: expected one of {', '.join(POOLINGS)}, or layers by number as in layers-0,12"
         )

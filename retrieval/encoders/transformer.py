@@ -17,8 +17,9 @@ import transformers
 from numpy.typing import NDArray
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.device import pick_device
 from retrieval.encoders.modules import MODULES, base_folder, read_modules
-from retrieval.encoders.pooling import OWN_MODULES, averaged_states, check_pooling, pool
+from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
 
@@ -65,7 +66,8 @@ class TransformerEncoder:
     ) -> None:
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
-        check_pooling(settings.pooling)
+        if check_pooling(settings.pooling) in OTHER_POOLINGS:
+            raise UsageError(f"pooling {settings.pooling!r} is no transformer's: expected one of {', '.join(POOLINGS)}")
         self.family: Family = family or ("tuned" if modular else "raw")
         self._folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
@@ -74,7 +76,7 @@ class TransformerEncoder:
         if self._modules:
             settings = self._modules.settings(settings)
         self._weights = _weight_files(self._base)
-        self._device = _device(device)
+        self._device = pick_device(device)
         with _quiet_transformers():
             self._tokenizer = _load_tokenizer(self._base)
             self._model = _load_model(self._base, "pooler" in self._poolings).to(self._device).eval()
@@ -264,18 +266,6 @@ _OFFSET_POSITIONS = {
     "mpnet",
     "longformer",
 }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device {name!r}: expected auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {name!r}: this machine has no CUDA GPU that torch can use; use --device cpu")
-    return device
 
 
 @contextlib.contextmanager

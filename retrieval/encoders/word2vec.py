@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import functools
 import gzip
 import io
 import json
-import logging
 import re
 import shutil
 import tempfile
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -29,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.words import segment, segmenter_version
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cache_directory, cached_sha256, remember_sha256, replace_folder, sha256_file, sync_tree
 
@@ -79,7 +77,7 @@ class Word2VecEncoder:
         self.counts = EncoderCounts()
         with _readable(path):
             self._sha256 = cached_sha256(path)
-        _segmenter()  # so that a package that is not installed is missed now, not after the corpus was read
+        segmenter_version()  # so that a package that is not installed is missed now, not after the corpus was read
         self._vectors, words = _open_vectors(path, self._sha256, note)
         self._row_of = dict(zip(words, range(len(words)), strict=True))
 
@@ -89,7 +87,7 @@ class Word2VecEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        segmentation = f"jieba {_segmenter()[1]}"
+        segmentation = f"jieba {segmenter_version()}"
         return settings_fingerprint(
             self.settings, {"vectors": self._sha256, "limit": str(LIMIT), "segmentation": segmentation}
         )
@@ -127,47 +125,6 @@ class Word2VecEncoder:
         for start in range(0, len(rows), _PART_ROWS):  # in parts: a book has more words than fit in memory
             total += self._vectors[rows[start : start + _PART_ROWS]].sum(axis=0, dtype=np.float64)  # (k, d) -> (d,)
         return total / len(rows)
-
-
-def segment(text: str) -> list[str]:
-    """The words of a text, as jieba.lcut finds them, without those that are white space.
-
-    Raises
-    ------
-    EncoderError
-        jieba is not installed.
-    """
-    return [word for word in _segmenter()[0](text) if not word.isspace()]
-
-
-@functools.cache
-def _segmenter() -> tuple[Callable[[str], list[str]], str]:
-    """jieba's lcut with its own dictionary, and jieba's version.
-
-    A tokenizer of our own: words that other code adds to jieba's global one would change vectors under the same
-    fingerprint, and so could /tmp/jieba.cache, the dictionary that jieba takes whoever or whichever version wrote it.
-    """
-    with warnings.catch_warnings():
-        # jieba 0.42.1 (2020) has "\." in plain strings, which Python reports when it compiles them, and imports
-        # pkg_resources where setuptools is installed, which reports its own end.
-        warnings.filterwarnings("ignore", message=".*invalid escape sequence")
-        warnings.filterwarnings("ignore", message=".*pkg_resources")
-        try:
-            import jieba
-        except ImportError as error:
-            raise EncoderError(f"word vectors need jieba to find words, but: {error}. {_INSTALL}") from error
-    tokenizer: Any = jieba.Tokenizer()
-    folder = cache_directory() / "jieba" / str(jieba.__version__)
-    with contextlib.suppress(OSError):  # without it jieba reads its dictionary as text, a second slower
-        folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.tmp_dir = str(folder)
-    level = jieba.default_logger.level
-    jieba.setLogLevel(logging.CRITICAL + 1)  # it prints its progress to stderr
-    try:
-        tokenizer.initialize()
-    finally:
-        jieba.setLogLevel(level)
-    return tokenizer.lcut, str(jieba.__version__)
 
 
 def _open_vectors(path: Path, sha256: str, note: Note) -> tuple[NDArray[np.float32], list[str]]:

@@ -19,6 +19,7 @@ DOCUMENTS = "documents.arrow"
 VECTORS = "vectors.faiss"
 TRANSFORM = "transform.safetensors"
 EMBEDDINGS = "embeddings"
+ENCODER = "encoder"
 
 _LFS_POINTER = b"version https://git-lfs"
 
