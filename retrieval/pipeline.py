@@ -26,7 +26,8 @@ from retrieval.corpus import Corpus
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
 from retrieval.encoders.fusion import MEAN_TEXTS, FusionEncoder
-from retrieval.encoders.load import FUSION_STATE, load_encoder
+from retrieval.encoders.load import FUSION_STATE, as_graph, check_backend, load_encoder
+from retrieval.encoders.onnx import OnnxEncoder
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
@@ -52,6 +53,8 @@ class BuildOptions:
     transform: str = AUTO
     index: str = AUTO
     device: str = "auto"
+    backend: str = "torch"
+    precision: str = "float32"
     fresh: bool = False
     """Encode everything anew, whatever is there already."""
 
@@ -98,6 +101,7 @@ def build_index(
     layout.check_output(output)
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
+    check_backend(options.backend, options.precision)
     progress = progress or NoProgress()
     if conflict := faiss_conflict():
         progress.note(conflict)
@@ -165,11 +169,15 @@ class _Build:
         if encoder is None:
             with self.stages.timed("load"):
                 encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
+                if self.options.backend == "onnx":
+                    encoder = as_graph(encoder, self.options.precision, self.progress.note)
         spec = self._choose_transform(encoder, len(documents), distinct)
         if isinstance(encoder, FusionEncoder):
             self._fit_fusion(encoder, documents)
         else:
             shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
+        if isinstance(encoder, OnnxEncoder):
+            encoder.copy_to(self.folder / layout.ENCODER)
         key = EmbeddingsKey(
             writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json(), SHARD_ROWS
         )
@@ -180,6 +188,8 @@ class _Build:
         encoder_info = {
             **encoder.settings.to_json(),
             "dimension": encoder.dimension,
+            "backend": "onnx" if isinstance(encoder, OnnxEncoder) else "torch",
+            "precision": encoder.precision if isinstance(encoder, OnnxEncoder) else "float32",
             "fingerprint": encoder.fingerprint,
         }
         dimension = encoder.dimension

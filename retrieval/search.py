@@ -91,6 +91,8 @@ class Index:
         corpus: CorpusOptions | None = None,
         encoder: Encoder | None = None,
         device: str = "auto",
+        backend: str = "torch",
+        precision: str = "float32",
         fresh: bool = False,
         progress: Progress | None = None,
     ) -> Index:
@@ -107,6 +109,9 @@ class Index:
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
         encoder : one that is loaded already, instead of model, pooling and max_length.
+        backend : torch, or onnx: then the folder holds the encoder too, and a search loads neither torch nor
+            transformers.
+        precision : float32, or with onnx int8.
         fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
 
         Raises
@@ -122,7 +127,7 @@ class Index:
             if encoder
             else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
         )
-        options = BuildOptions(settings, transform, index, device, fresh)
+        options = BuildOptions(settings, transform, index, device, backend, precision, fresh)
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
         return cls.open(path, encoder=encoder, device=device, progress=progress)
 

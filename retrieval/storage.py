@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -81,6 +82,36 @@ def atomic_file(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
         raise
     if durable:
         sync_directory(path.parent)
+
+
+def link_or_copy(path: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system does not allow that. `target` is replaced."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to be filled, which then appears under its name whole and synced, or not at all.
+
+    Where another process was faster, its folder stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        sync_tree(building)
+        try:
+            building.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def make_readable(path: Path) -> None:

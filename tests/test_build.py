@@ -130,7 +130,7 @@ def test_the_index_is_the_same_whether_texts_are_encoded_in_one_piece_or_many(
     (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
     whole = Index.build(tmp_path / "c.txt", tmp_path / "whole", encoder=encoder, transform="none")
     monkeypatch.setattr("retrieval.index.documents._PIECE_CHARACTERS", 100)
-    monkeypatch.setattr("retrieval.encoders.transformer._PART_CHARACTERS", 10)
+    monkeypatch.setattr("retrieval.encoders.batches._PART_CHARACTERS", 10)
     monkeypatch.setattr("retrieval.corpus.records._BATCH_CHARACTERS", 30)
     pieces = Index.build(tmp_path / "c.txt", tmp_path / "pieces", encoder=encoder, transform="none")
     for row, (one, other) in enumerate(zip(whole.search(texts, k=1), pieces.search(texts, k=1), strict=True)):

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from retrieval.encoders import catalog
 from retrieval.encoders.base import EncoderSettings
+from retrieval.encoders.batches import batches
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.encoders.pooling import POOLINGS, pool
-from retrieval.encoders.transformer import TransformerEncoder, _batches
+from retrieval.encoders.transformer import TransformerEncoder
 from retrieval.errors import EncoderError, UsageError
 
 # float32 sums in another order differ by a few units of 2^-24 of the values, which are about 1 here.
@@ -109,8 +110,7 @@ def test_encode_gives_float32_of_the_same_rank_for_none_one_and_many(encoder: Tr
 
 @given(st.lists(st.integers(1, 3000), max_size=50))
 def test_batches_hold_every_row_once_and_long_texts_first(lengths: list[int]) -> None:
-    batches = list(_batches(lengths))
-    rows = [int(row) for batch in batches for row in batch]
+    rows = [int(row) for batch in batches(lengths) for row in batch]
     assert sorted(rows) == list(range(len(lengths)))
     ordered = [lengths[row] for row in rows]
     assert ordered == sorted(ordered, reverse=True)

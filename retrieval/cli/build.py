@@ -58,6 +58,10 @@ def index(
         int | None, typer.Option(help="Tokens of a text that count. Default: the model's own, at most 512.", min=3)
     ] = None,
     device: DeviceOption = "auto",
+    backend: Annotated[
+        str, typer.Option(help="torch, or onnx: the index carries its encoder, and a query loads no torch.")
+    ] = "torch",
+    precision: Annotated[str, typer.Option(help="float32, or with --backend onnx int8.")] = "float32",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Encode everything anew, even what an unfinished build holds.")
     ] = False,
@@ -86,7 +90,10 @@ def index(
 
     started = time.perf_counter()
     manifest = build_index(
-        files, target, BuildOptions(settings, transform or "auto", index, device, fresh), progress=progress
+        files,
+        target,
+        BuildOptions(settings, transform or "auto", index, device, backend, precision, fresh),
+        progress=progress,
     )
     seconds = time.perf_counter() - started
     if as_json:

@@ -64,6 +64,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
             "encoder",
             f"{encoder['source']}, {encoder['dimension']} dimensions, fingerprint {encoder['fingerprint'][:12]}",
         ),
+        ("backend", f"{encoder['backend']}, {encoder['precision']}"),
         ("pooling", f"{encoder['pooling']}, {prompts}, at most {encoder['max_length']} tokens"),
         ("transform", _transform(transform)),
         (

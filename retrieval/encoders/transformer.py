@@ -17,17 +17,14 @@ import transformers
 from numpy.typing import NDArray
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.device import pick_device
 from retrieval.encoders.modules import MODULES, base_folder, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
 
-BATCH_TOKENS = 2048
-"""Tokens of a batch, padding included: small enough for a CPU's caches, large enough for its matrix units."""
-
 DEFAULT_MAX_LENGTH = 512
-_PART_CHARACTERS = 1 << 18
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -72,23 +69,24 @@ class TransformerEncoder:
         self._folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
         self._base = self._modules.base if self._modules else base_folder(folder)
-        self._poolings = self._modules.poolings if self._modules else (settings.pooling,)
+        self.poolings = self._modules.poolings if self._modules else (settings.pooling,)
         if self._modules:
             settings = self._modules.settings(settings)
         self._weights = _weight_files(self._base)
         self._device = pick_device(device)
         with _quiet_transformers():
-            self._tokenizer = _load_tokenizer(self._base)
-            self._model = _load_model(self._base, "pooler" in self._poolings).to(self._device).eval()
-        _check_layers(settings.pooling, self._model.config)
-        self.settings = replace(settings, max_length=_max_length(settings, self._model.config, self._tokenizer))
+            self.tokenizer = _load_tokenizer(self._base)
+            self.model = _load_model(self._base, "pooler" in self.poolings).to(self._device).eval()
+        self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
+        _check_layers(settings.pooling, self.model.config)
+        self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
         self.counts = EncoderCounts()
 
     @property
     def dimension(self) -> int:
         if self._modules and self._modules.dimension:
             return self._modules.dimension
-        return int(self._model.config.hidden_size) * len(self._poolings)
+        return int(self.model.config.hidden_size) * len(self.poolings)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -96,6 +94,16 @@ class TransformerEncoder:
         files += [path for name in _TOKENIZER_FILES if (path := self._base / name).exists()]
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
         return settings_fingerprint(self.settings, names)
+
+    @property
+    def input_names(self) -> list[str]:
+        """What the model is given of a text, by name."""
+        return list(self.tokenizer.model_input_names)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether text -> tokens -> vector is all: no lower-casing outside the tokenizer, no prompt left out."""
+        return self._modules is None or (self._modules.include_prompt and not self._modules.lower_case)
 
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
@@ -106,7 +114,7 @@ class TransformerEncoder:
             return vectors
         tokens = self._tokenize(texts, kind)
         prompt_tokens = self._prompt_tokens(kind)
-        for rows in _batches([len(ids) for ids in tokens["input_ids"]]):
+        for rows in batches([len(ids) for ids in tokens["input_ids"]]):
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
             vectors[rows] = self._forward(batch, prompt_tokens)
             if on_batch is not None:
@@ -120,15 +128,15 @@ class TransformerEncoder:
         """How many tokens at the start of a text are the prompt's and do not count in the pooling."""
         if self._modules is None or self._modules.include_prompt or not self._prompt(kind):
             return 0
-        ids = self._tokenizer(self._prompt(kind))["input_ids"]
-        return len(ids) - (ids[-1] in self._tokenizer.all_special_ids)
+        ids = self.tokenizer(self._prompt(kind))["input_ids"]
+        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
 
     def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
         prompt = self._prompt(kind)
         if self._modules and self._modules.lower_case:
             prompt, texts = prompt.lower(), [text.lower() for text in texts]
         tokens: dict[str, list[list[int]]] = {}
-        for part in _parts(texts):
+        for part in parts(texts):
             for name, values in self._tokenize_part([prompt + text for text in part]).items():
                 tokens.setdefault(name, []).extend(values)
         return tokens
@@ -136,58 +144,34 @@ class TransformerEncoder:
     def _tokenize_part(self, prompted: list[str]) -> dict[str, list[list[int]]]:
         limit = self.settings.max_length
         try:
-            encoded = self._tokenizer(prompted, truncation=True, max_length=limit, padding=False)
+            encoded = self.tokenizer(prompted, truncation=True, max_length=limit, padding=False)
         except UnicodeEncodeError as error:
             raise UsageError(f"a text holds half a surrogate pair, which is not a character: {error}") from None
         if encoded.encodings is not None:
             truncated = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         else:  # a tokenizer without a fast version does not tell what it cut off
             full = [prompted[i] for i, ids in enumerate(encoded["input_ids"]) if len(ids) == limit]
-            lengths = [len(ids) for ids in self._tokenizer(full, verbose=False)["input_ids"]] if full else []
+            lengths = [len(ids) for ids in self.tokenizer(full, verbose=False)["input_ids"]] if full else []
             truncated = sum(length > limit for length in lengths)
-        unknown = self._tokenizer.unk_token_id
+        unknown = self.tokenizer.unk_token_id
         self.counts += EncoderCounts(
             truncated=truncated,
             tokens=sum(len(ids) for ids in encoded["input_ids"]),
             unknown=sum(ids.count(unknown) for ids in encoded["input_ids"]) if unknown is not None else 0,
         )
-        return {name: encoded[name] for name in self._tokenizer.model_input_names if name in encoded}
+        return {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
 
     @torch.inference_mode()
     def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> NDArray[np.float32]:
-        inputs = self._tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
+        inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
         every_state = averaged_states(self.settings.pooling) is not None
-        output = self._model(**inputs, output_hidden_states=every_state)
+        output = self.model(**inputs, output_hidden_states=every_state)
         states = output.hidden_states if every_state else (output.last_hidden_state,)
         mask = inputs["attention_mask"].clone()
         mask[:, :prompt_tokens] = 0
-        pooler = output.pooler_output if "pooler" in self._poolings else None
-        vectors = torch.cat([pool(states, mask, pooling, pooler) for pooling in self._poolings], dim=-1)
-        if self._modules:
-            vectors = self._modules.steps.to(self._device)(vectors.float())
-        return np.asarray(vectors.float().cpu().numpy())
-
-
-def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Texts in parts of some 256 Ki characters: a tokenizer holds on to what it cuts off of a part's texts."""
-    start = characters = 0
-    for place, text in enumerate(texts):
-        characters += len(text)
-        if characters > _PART_CHARACTERS:
-            yield texts[start : place + 1]
-            start, characters = place + 1, 0
-    if start < len(texts):
-        yield texts[start:]
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-    """Rows, longest texts first (so that memory peaks at once, not in hour two), in batches of BATCH_TOKENS."""
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, BATCH_TOKENS // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
+        pooler = output.pooler_output if "pooler" in self.poolings else None
+        vectors = torch.cat([pool(states, mask, pooling, pooler) for pooling in self.poolings], dim=-1)
+        return np.asarray(self.steps(vectors.float()).cpu().numpy())
 
 
 def _weight_files(folder: Path) -> list[Path]:

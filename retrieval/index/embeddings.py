@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.storage import atomic_file
+from retrieval.storage import atomic_file, link_or_copy
 
 SHARD_ROWS = 2048
 """A shard is what a power cut costs: some 12 seconds of a laptop's encoding."""
@@ -118,12 +117,7 @@ class EmbeddingShards:
         """Take the shards of another folder, without copying where the file system allows it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(other.glob("*.safetensors")):
-            target = self.folder / path.name
-            target.unlink(missing_ok=True)
-            try:
-                os.link(path, target)
-            except OSError:
-                shutil.copyfile(path, target)
+            link_or_copy(path, self.folder / path.name)
 
     def _usable(self, shard: int) -> bool:
         start, stop = self.bounds(shard)
