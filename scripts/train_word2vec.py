@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gensim.models import Word2Vec
 
-from retrieval.encoders.word2vec import segment
+from retrieval.encoders.words import segment
 
 
 def main() -> None:
