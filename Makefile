@@ -46,9 +46,9 @@ $(VENV)/.torch: Makefile
 	touch $@
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[bundled]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[bundled,test]'
 	touch $@ $(VENV)/.run

@@ -6,6 +6,7 @@ one step. Finished shards of embeddings stay there if the build is broken off; t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -28,7 +29,7 @@ from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
 from retrieval.encoders.fusion import MEAN_TEXTS, FusionEncoder
 from retrieval.encoders.load import FUSION_STATE, as_graph, check_backend, load_encoder
 from retrieval.encoders.onnx import OnnxEncoder
-from retrieval.errors import BuildError, TransformError
+from retrieval.errors import BuildError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
@@ -99,6 +100,9 @@ def build_index(
         Of the kind that tells what is wrong; what stood at `output` is untouched, and finished shards are kept.
     """
     layout.check_output(output)
+    output = output.resolve()  # a link to an index stays one: the index behind it is replaced
+    if output == Path.cwd() or output in Path.cwd().parents:
+        raise UsageError(f"'{output}' is the current folder or holds it, and cannot be replaced: give another with -o")
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
     check_backend(options.backend, options.precision)
@@ -161,6 +165,7 @@ class _Build:
 
     def run(self, encoder: Encoder | None) -> layout.Manifest:
         self._clear_old_files()
+        self._tell_what_is_replaced()
         with self.stages.timed("read"):
             writer = self._read()
         documents = Documents(self.folder / layout.DOCUMENTS)
@@ -207,6 +212,15 @@ class _Build:
         sync_tree(self.folder)
         return manifest
 
+    def _tell_what_is_replaced(self) -> None:
+        with contextlib.suppress(IndexFolderError):
+            standing = layout.read_manifest(self.output)
+            before = [source["name"] for source in standing.documents["sources"]]
+            if before != [file.name for file in self.corpus.files]:
+                sources = ", ".join(before[:3])
+                built = standing.created[:10]
+                self.progress.note(f"replacing the index '{self.output.name}', built {built} from {sources}")
+
     def _clear_old_files(self) -> None:
         """Leave nothing of an earlier build but its embeddings, which say themselves what they are."""
         for path in self.folder.iterdir():
@@ -225,6 +239,9 @@ class _Build:
                     advance(batch.num_rows)
 
             writer = write_documents(batches(), self.folder / layout.DOCUMENTS)
+        selection = self.corpus.selection
+        if selection is not None and self.corpus.options.text_column is None and selection.text != "text":
+            self.progress.note(f"text: column {selection.text!r} (--text-column chooses another)")
         if self.corpus.skipped:
             shown = ", ".join(str(row) for row in self.corpus.first_skipped)
             more = ", ..." if self.corpus.skipped > len(self.corpus.first_skipped) else ""
@@ -269,6 +286,8 @@ class _Build:
         self._reuse_embeddings(shards)
         missing = shards.missing()
         self.reused_shards = shards.count - len(missing)
+        if damaged := shards.damaged(missing):
+            self.progress.note(f"damaged embeddings are made again: {', '.join(damaged[:5])} ({len(damaged)} in all)")
         is_first = first_rows == np.arange(len(first_rows))
         waiting = sum(int(is_first[slice(*shards.bounds(shard))].sum()) for shard in missing)
         total = int(is_first.sum())

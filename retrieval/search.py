@@ -160,10 +160,7 @@ class Index:
             raise UsageError(f"k is {k}, expected at least 1")
         queries = [texts] if isinstance(texts, str) else list(texts)
         for place, query in enumerate(queries, 1):
-            if not isinstance(query, str):
-                raise UsageError(f"query {place} is {type(query).__name__} {query!r}, expected a text")
-            if is_blank(query):
-                raise UsageError(f"query {place} is blank ({query!r}): expected a text")
+            _check_query(place, query)
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), _BATCH_QUERIES):
             hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score)
@@ -178,10 +175,7 @@ class Index:
                 for name, value in self.manifest.encoder.items()
                 if name in EncoderSettings.__dataclass_fields__
             }
-            try:
-                settings = EncoderSettings(**stored)
-            except TypeError as error:
-                raise IndexFolderError(f"{self.path / layout.MANIFEST} is damaged: {error}") from None
+            settings = EncoderSettings(**stored)
             state = self.path / layout.ENCODER
             encoder = load_encoder(settings, self._device, self._progress.note, state if state.exists() else None)
             self._encoder = self._checked(encoder)
@@ -198,7 +192,7 @@ class Index:
         while True:
             try:
                 index, damage = cls._open_parts(folder, manifest), None
-            except IndexFolderError as error:
+            except (IndexFolderError, OSError) as error:
                 index, damage = None, error
             before, manifest = manifest, layout.read_manifest(folder)
             if manifest.created == before.created:
@@ -250,3 +244,12 @@ class Index:
             for score, document in zip(scores, documents, strict=False)
         ]
         return (sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:])[:k]
+
+
+def _check_query(place: int, query: object) -> None:
+    if not isinstance(query, str):
+        raise UsageError(f"query {place} is {type(query).__name__} {query!r}, expected a text")
+    if is_blank(query):
+        raise UsageError(f"query {place} is blank ({query!r}): expected a text")
+    if any("\ud800" <= character <= "\udfff" for character in query):
+        raise UsageError(f"query {place} ({query!r}) holds half a surrogate pair, which is not a character")

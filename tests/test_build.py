@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from retrieval import CorpusOptions, Index
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.encoders.transformer import TransformerEncoder
-from retrieval.errors import BuildError, IndexFolderError, TransformError
+from retrieval.errors import BuildError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 
 
@@ -227,6 +227,58 @@ def test_another_transform_takes_the_embeddings_of_the_standing_index(
     fresh = CountingEncoder(inner)
     Index.build(corpus, tmp_path / "i", encoder=fresh, transform="whiten-8", fresh=True)
     assert len(fresh.texts) == 500
+
+
+def test_a_damaged_shard_is_made_again_and_told(corpus: Path, tmp_path: Path, inner: TransformerEncoder) -> None:
+    Index.build(corpus, tmp_path / "i", encoder=CountingEncoder(inner), transform="none")
+    shard = tmp_path / "i" / "embeddings" / "000003.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-8:] = b"\xff" * 8  # two NaN
+    shard.write_bytes(content)
+    encoder, notes = CountingEncoder(inner), Notes()
+    Index.build(corpus, tmp_path / "i", encoder=encoder, transform="whiten-8", progress=notes)
+    assert len(encoder.texts) == 100
+    assert "damaged embeddings are made again: 000003.safetensors" in notes
+
+
+def test_the_current_folder_and_its_parents_are_refused_and_links_are_followed(
+    corpus: Path, tmp_path: Path, encoder: CountingEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Index.build(corpus, tmp_path / "real", encoder=encoder, transform="none")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "few.txt").write_text("\n".join(random_texts(7)), encoding="utf-8")
+    notes = Notes()
+    Index.build(tmp_path / "few.txt", tmp_path / "link", encoder=encoder, transform="none", progress=notes)
+    assert (tmp_path / "link").is_symlink()
+    assert len(Index.open(tmp_path / "real")) == 7
+    assert "replacing the index 'real', built " in notes
+    monkeypatch.chdir(tmp_path / "real" / "embeddings")
+    for output in ("..", "."):
+        with pytest.raises((UsageError, IndexFolderError)):
+            Index.build(corpus, output, encoder=encoder)
+
+
+def test_readers_never_fail_while_an_index_is_rebuilt(corpus: Path, tmp_path: Path, inner: TransformerEncoder) -> None:
+    import threading
+
+    Index.build(corpus, tmp_path / "i", encoder=inner, transform="none")
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                assert len(Index.open(tmp_path / "i")) == 500
+            except BaseException as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(12):
+        Index.build(corpus, tmp_path / "i", encoder=inner, transform=("whiten-8", "none")[turn % 2])
+    done.set()
+    reader.join()
+    assert failures == []
 
 
 def test_m_that_cannot_be_is_refused_before_anything_is_encoded(

@@ -121,6 +121,27 @@ def test_query_on_a_terminal_is_a_table(built: Path) -> None:
     assert "\x1b[3" not in text  # NO_COLOR
 
 
+def test_json_has_null_for_kept_values_that_json_does_not_have(tmp_path: Path, tiny_model: Path, retr: Retr) -> None:
+    import datetime
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    when = datetime.datetime(2024, 1, 2, 3, 4, 5)
+    table = {"text": ["甲", "乙"], "x": [float("nan"), float("inf")], "l": [[1.0], [float("nan")]], "t": [when, None]}
+    pq.write_table(pa.table(table), tmp_path / "c.parquet")
+    assert retr("index", "c.parquet", "--model", tiny_model, "--keep", "x,l,t").returncode == 0
+    found = {hit["id"]: hit for hit in map(json.loads, retr("query", "甲", "--json").stdout.splitlines())}
+    assert (found["0"]["x"], found["0"]["l"], found["0"]["t"]) == (None, [1.0], "2024-01-02T03:04:05")
+    assert (found["1"]["x"], found["1"]["l"], found["1"]["t"]) == (None, [None], None)
+
+
+def test_retr_alone_shows_the_help(retr: Retr) -> None:
+    done = retr()
+    assert done.returncode == 2
+    assert "Commands:\n" in done.stderr
+
+
 def test_query_through_a_closed_pipe_is_quiet(built: Path) -> None:
     command = f"{sys.executable} -m retrieval.cli.main query - -k 50 -q | head -1"
     texts = "\n".join(random_texts(3000, seed=4))

@@ -288,6 +288,42 @@ def test_sampled_documents_keep_their_row_numbers(tmp_path: Path) -> None:
     assert all(row["text"] == f"text {row['id']}" for row in rows)
 
 
+def test_kept_columns_of_several_parquet_files_take_the_widest_type(tmp_path: Path) -> None:
+    parts = [pa.array([None, None], pa.null()), pa.array([1, 2], pa.int32()), pa.array([2**40, 3], pa.int64())]
+    for number, part in enumerate(parts):
+        pq.write_table(pa.table({"text": ["a", "b"], "k": part}), tmp_path / f"p{number}.parquet")
+    assert [row["k"] for row in read(tmp_path, keep=("k",))] == [None, None, 1, 2, 2**40, 3]
+
+
+def test_kept_columns_that_do_not_fit_are_named_with_both_types(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "k": [1]}), tmp_path / "p0.parquet")
+    pq.write_table(pa.table({"text": ["a"], "k": ["x"]}), tmp_path / "p1.parquet")
+    with pytest.raises(CorpusError, match=r"p1\.parquet: kept column 'k' \(int64, here string\)"):
+        read(tmp_path, text_column="text", keep=("k",))
+
+
+def test_an_empty_csv_cell_is_null_where_the_column_is_a_number(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "k": 1.5}])
+    (tmp_path / "b.csv").write_text("text,k\nb,\nc,2\n")
+    assert [row["k"] for row in read(tmp_path, keep=("k",))] == [1.5, None, 2.0]
+
+
+def test_columns_and_ids_that_cannot_be_are_one_clear_error(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "tags": [["x"]]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match="the id column 'tags' holds list"):
+        read(tmp_path / "c.parquet", id_column="tags")
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "d.parquet")
+    with pytest.raises(CorpusError, match="more than one column named 'text'"):
+        read(tmp_path / "d.parquet")
+    write_jsonl(tmp_path / "e.jsonl", [{"text": "a", "k": 2**70}])
+    with pytest.raises(CorpusError, match="beyond 64 bits"):
+        read(tmp_path / "e.jsonl", keep=("k",))
+    with pytest.raises(UsageError, match="unknown encoding 'base64'"):
+        read(tmp_path / "e.jsonl", encoding="base64")
+    with pytest.raises(UsageError, match="expected a tuple of column names"):
+        read(tmp_path / "e.jsonl", keep="k")
+
+
 def test_natural_key_compares_numbers_as_numbers() -> None:
     names = ["a10", "a9", "a10b", "b", "a9.5", "10", "9"]
     assert sorted(names, key=lambda name: natural_key(Path(name))) == ["9", "10", "a9", "a9.5", "a10", "a10b", "b"]

@@ -201,7 +201,7 @@ def test_shards_are_plain_safetensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_file(tmp_path / "e" / "000001.safetensors")["embeddings"], vectors(5)[2:4])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "nonsense"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "nonsense", "one bit"])
 def test_a_damaged_shard_counts_as_missing(tmp_path: Path, damage: str) -> None:
     written(tmp_path / "e")
     path = tmp_path / "e" / "000001.safetensors"
@@ -209,8 +209,12 @@ def test_a_damaged_shard_counts_as_missing(tmp_path: Path, damage: str) -> None:
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes({"cut": content[:-1], "empty": b"", "nonsense": b"\xff" * len(content)}[damage])
-    assert EmbeddingShards(tmp_path / "e", KEY).missing() == [1]
+        changed = {"cut": content[:-1], "empty": b"", "nonsense": b"\xff" * len(content)}
+        changed["one bit"] = content[:-1] + bytes([content[-1] ^ 1])
+        path.write_bytes(changed[damage])
+    shards = EmbeddingShards(tmp_path / "e", KEY)
+    assert shards.missing() == [1]
+    assert shards.damaged([1]) == ([] if damage == "gone" else ["000001.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -244,14 +248,35 @@ def test_linked_shards_are_usable(tmp_path: Path) -> None:
 
 
 def manifest(**changes: Any) -> layout.Manifest:
-    empty: dict[str, Any] = dict.fromkeys(("documents", "encoder", "transform", "index", "build", "files"))
-    sections = {name: {} for name in empty}
+    examples = {int: 3, str: "x", dict: {}, list: [], (str, type(None)): None}
+    sections: dict[str, Any] = {
+        section: {name: examples[kind] for name, kind in names.items()}  # type: ignore[index]
+        for section, names in layout._FIELDS.items()
+    }
+    sections["files"] = {}
     return layout.Manifest(**{"created": "2026-01-01", "retr_version": "0", **sections, **changes})
 
 
 def test_manifest_is_read_back(tmp_path: Path) -> None:
-    layout.write_manifest(tmp_path, manifest(documents={"count": 3}))
-    assert layout.read_manifest(tmp_path) == manifest(documents={"count": 3})
+    layout.write_manifest(tmp_path, manifest(created="2026-02-02"))
+    assert layout.read_manifest(tmp_path) == manifest(created="2026-02-02")
+
+
+@pytest.mark.parametrize("section", layout._FIELDS)
+def test_manifest_field_that_is_missing_or_of_another_type_is_named(section: str, tmp_path: Path) -> None:
+    for name in layout._FIELDS[section]:
+        for change in ("missing", "other"):
+            content = manifest().to_json()
+            content[section] = dict(content[section])
+            if change == "missing":
+                del content[section][name]
+            else:
+                content[section][name] = 1.5
+            (tmp_path / layout.MANIFEST).write_text(json.dumps(content))
+            if change == "missing" and name.endswith("_column"):
+                continue  # null says the same
+            with pytest.raises(IndexFolderError, match=rf"'{section}\.{name}' is not what it should be"):
+                layout.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(

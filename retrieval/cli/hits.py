@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from retrieval.cli.output import print_json, print_line, visible
+from retrieval.cli.output import print_json, print_line, shortened, visible
 from retrieval.types import Hit
+
+_TEXT_LIMIT, _KEPT_LIMIT = 300, 60  # characters
+_WIDTH, _KEPT_WIDTH = 50, 12  # columns of a terminal
 
 
 def write_json(query: str, hits: Sequence[Hit]) -> None:
@@ -27,22 +29,28 @@ def write_lines(query: str, hits: Sequence[Hit]) -> None:
 
 
 def write_table(query: str, hits: Sequence[Hit]) -> None:
-    """A table a query, for people."""
-    table = Table(title=visible(query), title_justify="left", title_style="bold")
-    table.add_column("", justify="right")
-    table.add_column("score", justify="right")
-    table.add_column("id", overflow="fold")
-    table.add_column("text", ratio=1, overflow="fold")
-    kept: list[str] = list(hits[0].fields) if hits else []
-    for name in kept:
-        table.add_column(visible(name), overflow="fold")
-    for rank, hit in enumerate(hits, 1):
-        cells: list[Any] = [rank, f"{hit.score:.4f}", hit.doc_id, _shortened(hit.text)]
-        values = ("" if hit.fields[name] is None else hit.fields[name] for name in kept)
-        table.add_row(*(visible(cell) for cell in [*cells, *values]))
+    """A table a query, for people; kept columns only where the terminal is wide enough for them."""
     output = Console(highlight=False, markup=False)
-    output.print(table if hits else f"{visible(query)}: no hit")
-
-
-def _shortened(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else text[:limit] + "..."
+    if not hits:
+        output.print(f"{shortened(query, _TEXT_LIMIT)}: no hit")
+        return
+    kept = list(hits[0].fields)
+    if output.width < _WIDTH + _KEPT_WIDTH * len(kept):
+        kept = []
+    table = Table(title=shortened(query, _TEXT_LIMIT), title_justify="left", title_style="bold")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True, min_width=6)
+    table.add_column("id", overflow="fold", min_width=4)
+    table.add_column("text", ratio=1, overflow="fold", min_width=12)
+    for name in kept:
+        table.add_column(visible(name), overflow="fold", min_width=4)
+    for rank, hit in enumerate(hits, 1):
+        values = ("" if hit.fields[name] is None else hit.fields[name] for name in kept)
+        table.add_row(
+            str(rank),
+            f"{hit.score:.4f}",
+            shortened(hit.doc_id, _KEPT_LIMIT),
+            shortened(hit.text, _TEXT_LIMIT),
+            *(shortened(value, _KEPT_LIMIT) for value in values),
+        )
+    output.print(table)

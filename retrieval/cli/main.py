@@ -18,7 +18,15 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character gets its number
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(_run())
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _say("interrupted")
+        sys.stderr.flush()
+        os._exit(code)  # a second Ctrl-C, or a library's clean-up, could change the exit code
+    sys.exit(code)
 
 
 def _run() -> int:
@@ -32,11 +40,8 @@ def _run() -> int:
     try:
         code = typer.main.get_command(app).main(prog_name="retr", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # typer has taken the KeyboardInterrupt
-            _say("interrupted")
         return int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has seen enough; python must not fail again when it flushes at exit.
@@ -49,6 +54,9 @@ def _run() -> int:
         _say(_os_error(error), debug)
         return 1
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(str(error) + "\n")
+            return 2
         if usage_error is not None and isinstance(error, usage_error):
             _say(_usage(error))
             return 2
@@ -68,7 +76,8 @@ def _os_error(error: OSError) -> str:
         at = f" at{where}" if where else ""
         return f"the disk is full{at}: make room and give the same command again"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"no permission for{where or ' a file'}: {error.strerror}; give another place with -o"
+        what = where or " a file"
+        return f"no permission for{what}: {error.strerror}; give another place (-o, or RETR_CACHE for models)"
     return f"{error.strerror or error}{':' + where if where else ''}"
 
 

@@ -29,7 +29,7 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, print t
 def index_path(index: Path | None, progress: TerminalProgress) -> Path:
     """The folder named, or the one of the index built last, which is then told."""
     if index is not None:
-        return index
+        return index.expanduser()
     for path, manifest in find_indexes(INDEXES):
         progress.note(f"index: {path} (built {manifest.created[:19].replace('T', ' ')} UTC)")
         return path

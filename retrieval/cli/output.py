@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,7 @@ from rich.text import Text
 from retrieval.types import Advance
 
 _SECONDS_BETWEEN_LINES = 10.0
+_JOINERS = "\u200c\u200d"  # inside emoji and words
 
 console = Console(stderr=True, highlight=False)
 
@@ -36,10 +38,24 @@ def print_line(*cells: str) -> None:
 
 def print_json(record: dict[str, Any]) -> None:
     """One JSON object on a line of stdout; what some readers take for a line's end is escaped inside it."""
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+    line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, default=_json_value)
     for separator in "\x85\u2028\u2029":
         line = line.replace(separator, f"\\u{ord(separator):04x}")
     sys.stdout.write(line + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _json_value(value: Any) -> str:
+    """Dates and times as ISO 8601; anything else as Python prints it."""
+    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
 
 
 def _breaks(cell: str) -> bool:
@@ -54,7 +70,13 @@ def counted(number: int, thing: str) -> str:
 def visible(value: Any) -> str:
     """A value for a table's cell: one line, control characters shown as escapes, so that a terminal stays whole."""
     text = " ".join(str(value).split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(value: Any, limit: int) -> str:
+    """`visible`, cut at a number of characters."""
+    text = str(value)
+    return visible(text if len(text) <= limit else text[:limit] + "...")
 
 
 class TerminalProgress:

@@ -76,7 +76,7 @@ def _queries(texts: Sequence[str], progress: TerminalProgress) -> Iterator[str]:
             yield text
             continue
         blank = 0
-        for line in decoded_lines(sys.stdin.buffer, "standard input"):
+        for line in decoded_lines(sys.stdin.buffer, "standard input", option=""):
             stripped = line.rstrip("\r\n")
             if is_blank(stripped):
                 blank += 1

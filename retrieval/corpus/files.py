@@ -136,6 +136,7 @@ def corpus_name(sources: Sequence[str | os.PathLike[str]]) -> str:
         return path.resolve().name or "root"
     if not path.exists():  # a glob
         path = find_files(sources[:1])[0].path or path
+    path = Path(str(path).encode("utf-8", errors="replace").decode("utf-8"))  # Arrow opens no other names
     while path.suffix.lower() in (*_COMPRESSION_SUFFIXES, *_FORMAT_OF_SUFFIX):
         path = path.with_suffix("")
     return path.name

@@ -14,14 +14,19 @@ _CHUNK = 1 << 20
 def check_encoding(encoding: str) -> str:
     """The encoding itself; UsageError where Python knows none of that name."""
     try:
-        codecs.lookup(encoding)
+        if not codecs.lookup(encoding)._is_text_encoding:
+            raise LookupError
     except LookupError:
         raise UsageError(f"unknown encoding {encoding!r}: expected a name such as utf-8, gb18030 or big5") from None
     return encoding
 
 
-def decoded_lines(stream: IO[bytes], name: str, encoding: str = "utf-8") -> Iterator[str]:
+def decoded_lines(stream: IO[bytes], name: str, encoding: str = "utf-8", option: str = "--encoding") -> Iterator[str]:
     r"""Lines with their `\n`, split there only: U+2028 and the like stay inside a line. A leading BOM is dropped.
+
+    Parameters
+    ----------
+    option : what the user can give another encoding with; empty where nothing can.
 
     Raises
     ------
@@ -39,7 +44,7 @@ def decoded_lines(stream: IO[bytes], name: str, encoding: str = "utf-8") -> Iter
             text = decoder.decode(chunk, final=at_end)
         except UnicodeDecodeError as error:
             before = error.object[: error.start].decode(encoding, errors="replace")
-            raise _not_text(name, line + before.count("\n"), consumed - len(error.object), error) from None
+            raise _not_text(name, line + before.count("\n"), consumed - len(error.object), error, option) from None
         if rest == "" and line == 1:
             text = text.removeprefix("\ufeff")
         parts = (rest + text).split("\n")
@@ -51,11 +56,11 @@ def decoded_lines(stream: IO[bytes], name: str, encoding: str = "utf-8") -> Iter
         yield rest
 
 
-def _not_text(name: str, line: int, offset: int, error: UnicodeDecodeError) -> CorpusError:
+def _not_text(name: str, line: int, offset: int, error: UnicodeDecodeError, option: str) -> CorpusError:
     wrong = error.object[error.start : error.end].hex(" ")
     looks_utf16 = offset == 0 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     other = "utf-16" if looks_utf16 else "gb18030" if "utf" in error.encoding.replace("-", "").lower() else "utf-8"
     return CorpusError(
         f"{name} line {line}: byte {offset + error.start:,} (0x{wrong}) is not {error.encoding}: "
-        f"if the file has another encoding, give it, for example --encoding {other}"
+        + (f"if it has another encoding, give it, for example {option} {other}" if option else "expected UTF-8")
     )

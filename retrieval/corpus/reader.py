@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from retrieval.corpus.columns import Column, Selection, select_columns
 from retrieval.corpus.files import CorpusFile, find_files
@@ -70,6 +73,8 @@ class Corpus:
 
     def __post_init__(self) -> None:
         check_encoding(self.options.encoding)
+        if isinstance(self.options.keep, str):
+            raise UsageError(f"keep is the text {self.options.keep!r}, expected a tuple of column names")
         if self.options.on_empty not in ("skip", "error"):
             raise UsageError(f"on-empty is {self.options.on_empty!r}, expected skip or error")
         if self.options.sample is not None and self.options.sample < 1:
@@ -92,12 +97,14 @@ class Corpus:
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
         schema: pa.Schema | None = None
+        widest = _widest(self.files, self.options.keep) if self.options.keep else {}
         for file in self.files:
             for batch in self._read(file):
                 kept = self._without_blank(batch, file)
                 self.rows += batch.num_rows
                 if schema is None:
-                    schema = kept.schema
+                    schema = pa.schema([field.with_type(widest.get(field.name, field.type)) for field in kept.schema])
+                    kept = kept if kept.schema == schema else _cast(kept, schema, file)
                 elif kept.schema != schema:
                     kept = _cast(kept, schema, file)
                 if kept.num_rows:
@@ -156,9 +163,40 @@ def _named_blank(text: str | None) -> str:
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema, file: CorpusFile) -> pa.RecordBatch:
     try:
-        arrays = [batch.column(wanted.name).cast(wanted.type) for wanted in schema]
-    except pa.ArrowInvalid as error:
+        arrays = [_as_type(batch.column(wanted.name), wanted.type) for wanted in schema]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        different = [
+            f"{wanted.name!r} ({wanted.type}, here {batch.column(wanted.name).type})"
+            for wanted in schema
+            if batch.column(wanted.name).type != wanted.type
+        ]
         raise CorpusError(
-            f"{file.name}: a kept column has another type than in the first file: {str(error).splitlines()[0]}"
+            f"{file.name}: kept column {different[0]} does not fit the files before it: "
+            f"give the files one type, or leave the column out of --keep"
         ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _as_type(array: pa.Array, type: pa.DataType) -> pa.Array:
+    if pa.types.is_string(array.type) and not pa.types.is_string(type):  # an empty CSV cell is no number
+        array = pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.string()), array)
+    return array.cast(type)
+
+
+def _widest(files: Sequence[CorpusFile], keep: Sequence[str]) -> dict[str, pa.DataType]:
+    """The types of kept columns that hold what every Parquet file has of them: null < int32 < int64 < double ..."""
+    schemas = []
+    for file in files:
+        if file.format == "parquet" and file.path is not None:
+            with contextlib.suppress(pa.ArrowInvalid, OSError):  # told when it is read
+                fields = pq.read_schema(file.path)
+                schemas.append(pa.schema([_plain_field(fields.field(name)) for name in keep if name in fields.names]))
+    try:
+        unified = pa.unify_schemas(schemas, promote_options="permissive") if len(schemas) > 1 else pa.schema([])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return {}
+    return {field.name: field.type for field in unified}
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field

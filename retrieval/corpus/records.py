@@ -129,6 +129,11 @@ def _batches(rows: Iterable[_Row], schema: pa.Schema, file: CorpusFile) -> Itera
         columns = zip(*(values for _, values in block), strict=True)
         try:
             arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        except OverflowError:
+            raise CorpusError(
+                f"{file.name} lines {block[0][0]} to {block[-1][0]}: a kept whole number is beyond 64 bits: "
+                f"write it as a string, or leave its column out of --keep"
+            ) from None
         except UnicodeEncodeError:
             number = next(number for number, values in block if any(map(_holds_surrogate, values)))
             raise CorpusError(
@@ -250,5 +255,6 @@ def _json_kept(value: Any, type: pa.DataType, name: str, where: str) -> Any:
         return value
     raise CorpusError(
         f"{where}: {name!r} is {json.dumps(value, ensure_ascii=False)[:60]}, "
-        f"expected {type} as in the first {_PEEKED_RECORDS:,} records"
+        f"expected {type} as in the first {_PEEKED_RECORDS:,} records: write all of them as strings or as numbers "
+        f"with a point, or leave the column out of --keep"
     )

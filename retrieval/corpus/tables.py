@@ -28,6 +28,7 @@ def read_parquet(file: CorpusFile, select: Select) -> Iterator[pa.RecordBatch]:
             table = stack.enter_context(pq.ParquetFile(source, pre_buffer=False))
         except (pa.ArrowInvalid, OSError) as error:
             raise _unreadable(file, error) from None
+        _check_names(file, table.schema_arrow.names)
         selection = select([column for field in table.schema_arrow for column in _columns(field)])
         names = [selection.text, *([selection.id] if selection.id else []), *selection.keep]
         try:
@@ -65,7 +66,10 @@ def _is_text(type: pa.DataType) -> bool:
 def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     arrays = {"text": _plain(_column(batch, selection.text)).cast(pa.large_string())}
     if selection.id is not None:
-        arrays["id"] = _plain(_column(batch, selection.id)).cast(pa.string())
+        ids = _plain(_column(batch, selection.id))
+        if not (_is_text(ids.type) or pa.types.is_integer(ids.type)):
+            raise CorpusError(f"the id column {selection.id!r} holds {ids.type}, expected strings or whole numbers")
+        arrays["id"] = ids.cast(pa.string())
     for name in selection.keep:
         arrays[name] = _plain(_column(batch, name))
     return pa.RecordBatch.from_pydict(arrays)
@@ -83,6 +87,11 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _plain(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _check_names(file: CorpusFile, names: list[str]) -> None:
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise CorpusError(f"{file.name} has more than one column named {sorted(repeated)[0]!r}")
 
 
 def _unreadable(file: CorpusFile, error: Exception) -> CorpusError:

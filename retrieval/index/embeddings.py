@@ -7,11 +7,12 @@ build after a power cut, or in the index that stands.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,12 @@ class EmbeddingShards:
         return start, min(start + self.key.shard_rows, self.key.rows)
 
     def missing(self) -> list[int]:
-        """The shards that are not there whole, with this key."""
+        """The shards that are not there whole, with this key and the content that was written."""
         return [shard for shard in range(self.count) if not self._usable(shard)]
+
+    def damaged(self, missing: Sequence[int]) -> list[str]:
+        """The names of those of the missing shards that are there, and are not what was written."""
+        return [self._path(shard).name for shard in missing if self._path(shard).exists()]
 
     def write(self, shard: int, embeddings: NDArray[np.float32], counts: Mapping[str, int]) -> None:
         """Write a shard durably.
@@ -94,8 +99,10 @@ class EmbeddingShards:
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
         metadata = {"key": json.dumps(asdict(self.key), ensure_ascii=False), "counts": json.dumps(dict(counts))}
+        embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
+        metadata["sha256"] = hashlib.sha256(embeddings.data).hexdigest()
         with atomic_file(self._path(shard)) as file:
-            file.write(save({"embeddings": np.ascontiguousarray(embeddings)}, metadata))
+            file.write(save({"embeddings": embeddings}, metadata))
 
     def read(self, shard: int) -> NDArray[np.float32]:
         """float32, shape (rows of the shard, d), memory-mapped."""
@@ -123,7 +130,9 @@ class EmbeddingShards:
         start, stop = self.bounds(shard)
         try:
             embeddings, metadata = self._mapped(shard)
-            return not self.key.changes(_key(metadata)) and len(embeddings) == stop - start
+            if self.key.changes(_key(metadata)) or len(embeddings) != stop - start:
+                return False
+            return hashlib.sha256(_map_shard(self._path(shard))[0].data).hexdigest() == metadata["sha256"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

@@ -21,6 +21,27 @@ TRANSFORM = "transform.safetensors"
 EMBEDDINGS = "embeddings"
 ENCODER = "encoder"
 
+# What the package reads out of a manifest.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "documents": {
+        **dict.fromkeys(("count", "distinct_texts", "rows_read", "skipped", "truncated", "tokens", "unknown"), int),
+        "fields": dict,
+        "first_skipped_rows": list,
+        "sources": list,
+        "text_column": (str, type(None)),
+        "id_column": (str, type(None)),
+    },
+    "encoder": {
+        **dict.fromkeys(("source", "pooling", "query_prompt", "document_prompt", "normalize"), str),
+        **dict.fromkeys(("backend", "precision", "fingerprint"), str),
+        "max_length": int,
+        "dimension": int,
+    },
+    "transform": {"name": str, "m": int},
+    "index": {"spec": str, "dimension": int, "vectors": int},
+    "build": {"seconds": dict, "shards": int, "shards_reused": int, "machine": str, "python": str},
+}
+
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -88,6 +109,13 @@ def read_manifest(folder: Path) -> Manifest:
         ]
     except KeyError as error:
         raise IndexFolderError(f"{path} is damaged: it lacks {error}; build the index again") from None
+    wrong += [
+        f"{section}.{name}"
+        for section, names in _FIELDS.items()
+        if section not in wrong
+        for name, type_ in names.items()
+        if not isinstance(sections[section].get(name), type_)
+    ]
     if wrong:
         raise IndexFolderError(f"{path} is damaged: {wrong[0]!r} is not what it should be; build the index again")
     return Manifest(**sections)
