@@ -133,7 +133,7 @@ def test_long_texts_are_cut_at_max_length_and_counted(tiny_model: Path) -> None:
 
 def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model: Path) -> None:
     encoder = load(tiny_model, max_length=10)
-    fast = encoder._tokenizer
+    fast = encoder.tokenizer
 
     class Slow:
         """What BatchEncoding looks like without the Rust tokenizers: no `encodings`."""
@@ -147,7 +147,7 @@ def test_truncation_is_counted_for_tokenizers_without_a_fast_version(tiny_model:
         def pad(self, *args: object, **options: object) -> object:
             return fast.pad(*args, **options)
 
-    encoder._tokenizer = Slow()
+    encoder.tokenizer = Slow()
     encoder.encode(["a b c d e f g h i j k", "a b c d e f g h", "a"])
     assert encoder.counts.truncated == 1
 

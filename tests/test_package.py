@@ -31,7 +31,17 @@ LAYERS = [
     ["cli"],
 ]
 # search.Index.build is the door to the pipeline, opened when it is called.
-TORCH_MODULES = ("transformer", "pooling", "modules", "static", "elmo", "elmo_network", "elmo_folder")
+TORCH_MODULES = (
+    "transformer",
+    "pooling",
+    "modules",
+    "static",
+    "elmo",
+    "elmo_network",
+    "elmo_folder",
+    "device",
+    "onnx_export",
+)
 HEAVY = ("torch", "transformers", "faiss", "pyarrow", "numpy", "typer", "tokenizers", "rich")
 
 
