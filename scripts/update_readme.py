@@ -31,6 +31,11 @@ WORDS: dict[str, dict[str, Any]] = {
             "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of "
             "{dimension} dimensions ({where}; `{command}`)."
         ),
+        "query": (
+            "One query as a whole cold process over {rows:,} titles (median of {repeats}, in turn in one run; {where}; "
+            "`{command}`):"
+        ),
+        "query_head": ("", "cold, s", "times faster than the peer", "same 10 neighbours as the peer", "warm, ms"),
     },
     "README.zh.md": {
         "build": (
@@ -49,6 +54,11 @@ WORDS: dict[str, dict[str, Any]] = {
             "全部 {rows:,} 条标题：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，内存峰值 {peak:,.0f} MiB，索引 {dimension} 维"
             "（{where}；`{command}`）。"
         ),
+        "query": (
+            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
+            "{where}；`{command}`）："
+        ),
+        "query_head": ("", "冷启动，秒", "比对照快几倍", "前 10 个近邻与对照的重合", "热查询，毫秒"),
     },
 }
 
@@ -81,7 +91,24 @@ def figures(readme: str) -> str:
         where=_where(titles),
         command=command,
     )
-    return "\n".join([*lines, "", whole])
+    return "\n".join([*lines, "", whole, "", *_query_table(words)])
+
+
+def _query_table(words: dict[str, Any]) -> list[str]:
+    query = json.loads((RESULTS / "query.json").read_text(encoding="utf-8"))
+    command = "python benchmarks/bench_query.py --corpus titles.txt --rows {rows} --repeats {repeats}".format(**query)
+    lines = [words["query"].format(**query, where=_where(query), command=command), ""]
+    lines += ["| " + " | ".join(words["query_head"]) + " |", "|---" * len(words["query_head"]) + "|"]
+    for side, row in query["sides"].items():
+        cells = [
+            side,
+            f"{row['seconds']['median']:.2f}",
+            f"{row['times_faster_than_peer']:.2f}",
+            f"{row['overlap@10_with_peer']:.1%}",
+            f"{row['warm_milliseconds']:.1f}" if row["warm_milliseconds"] else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def with_figures(readme: str, text: str) -> str:
