@@ -28,8 +28,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "same 10 neighbours as the peer",
         ),
         "titles": (
-            "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of "
-            "{dimension} dimensions ({where}; `{command}`)."
+            "All {rows:,} titles, while other jobs shared the cores: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak "
+            "{peak:,.0f} MiB, index of {dimension} dimensions ({where}; `{command}`)."
         ),
         "query": (
             "One query as a whole cold process over {rows:,} titles (median of {repeats}, in turn in one run; {where}; "
@@ -51,8 +51,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "前 10 个近邻与对照的重合",
         ),
         "titles": (
-            "全部 {rows:,} 条标题：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，内存峰值 {peak:,.0f} MiB，索引 {dimension} 维"
-            "（{where}；`{command}`）。"
+            "全部 {rows:,} 条标题（当时还有别的任务占用这两个核）：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，"
+            "内存峰值 {peak:,.0f} MiB，索引 {dimension} 维（{where}；`{command}`）。"
         ),
         "query": (
             "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
