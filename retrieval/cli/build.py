@@ -27,7 +27,10 @@ def index(
         Path | None, typer.Option("--output", "-o", help="Index folder. Default: indexes/NAME-OF-THE-CORPUS.")
     ] = None,
     model: Annotated[
-        str, typer.Option(help="A name of the catalog, a Hugging Face folder, or a hub id.")
+        str,
+        typer.Option(
+            help="A name that retr models lists, a model folder or hub id, a file of word vectors, or a fusion (a+0.3*b)."
+        ),
     ] = DEFAULT_MODEL,
     pool: Annotated[
         str | None, typer.Option(help=f"Pooling: {', '.join(POOLINGS)}. Default: what the model was made for.")
