@@ -29,7 +29,7 @@ def index(
     model: Annotated[
         str,
         typer.Option(
-            help="A name that retr models lists, a model folder or hub id, a file of word vectors, or a fusion (a+0.3*b)."
+            help="A name that retr models lists, a model folder, a hub id, a file of word vectors, or a fusion a+0.3*b."
         ),
     ] = DEFAULT_MODEL,
     pool: Annotated[
