@@ -133,6 +133,15 @@ def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, t
         bundled.bundled_folder()
 
 
+def test_cache_that_cannot_be_written_says_how_to_name_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("RETR_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(EncoderError, match=r"cannot be unpacked into .*set RETR_CACHE to a folder"):
+        bundled.bundled_folder()
+
+
 def test_another_file_under_the_packages_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RETR_CACHE", str(tmp_path / "cache"))
     (tmp_path / "x.bin").write_bytes(b"E5S1" + bytes(100))
@@ -159,12 +168,12 @@ def test_every_sample_document_finds_itself_first_above_999(encoder: Encoder, tm
     assert index.search("钱退了怎么还没到账", k=1)[0][0].fields["category"] == "退款"
 
 
-def test_lcqmc_spearman_is_the_published_one(encoder: Encoder, data_folder: Path) -> None:
-    """NUMBERS of the model's card: LCQMC test .7270, here on the first 2,000 pairs against scipy, .7 at least."""
+def test_lcqmc_spearman_of_the_first_pairs_is_that_of_the_published_figure(encoder: Encoder, data_folder: Path) -> None:
+    """All 12,500 pairs of the test split give the model card's .7270 here, and the first 2,000 of them .7297."""
     from scipy.stats import spearmanr
 
     lines = (data_folder / "lcqmc" / "test.txt").read_text(encoding="utf-8").split("\n")[:2000]
     pairs = [line.split("\t") for line in lines]
     left, right = (encoder.encode([pair[side] for pair in pairs]) for side in (0, 1))
     cosine = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
-    assert spearmanr(cosine, [int(pair[2]) for pair in pairs]).statistic > 0.68
+    assert spearmanr(cosine, [int(pair[2]) for pair in pairs]).statistic == pytest.approx(0.7297, abs=0.001)

@@ -142,6 +142,21 @@ def test_retr_alone_shows_the_help(retr: Retr) -> None:
     assert "Commands:\n" in done.stderr
 
 
+@pytest.mark.parametrize(("columns", "kept_is_shown"), [(40, False), (120, True)])
+def test_a_narrow_terminal_keeps_scores_whole_and_leaves_out_kept_columns(
+    columns: int, kept_is_shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from retrieval.cli.hits import write_table
+    from retrieval.types import Hit
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    write_table("甲", [Hit("carrier-0295", 0.93493, "手机卡丢了怎么补办", {"kind": "x" * 5000, "year": 2024})])
+    output = capsys.readouterr().out
+    assert "0.9349" in output
+    assert ("2024" in output) == kept_is_shown
+    assert len(output.splitlines()) < 30
+
+
 def test_query_through_a_closed_pipe_is_quiet(built: Path) -> None:
     command = f"{sys.executable} -m retrieval.cli.main query - -k 50 -q | head -1"
     texts = "\n".join(random_texts(3000, seed=4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,15 @@ def test_normalisation_is_part_of_the_index_and_of_its_queries(tmp_path: Path, t
 def test_pooling_of_another_kind_of_encoder_is_refused(tiny_model: Path, pooling: str) -> None:
     with pytest.raises(UsageError, match="is no transformer's"):
         load_encoder(resolve_settings(tiny_model, pooling=pooling), "cpu")
+
+
+def test_a_model_folder_with_a_plus_sign_that_is_gone_is_no_fusion(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "c++"
+    shutil.copytree(tiny_model, folder)
+    settings = load_encoder(resolve_settings(folder), "cpu").settings
+    shutil.rmtree(folder)
+    with pytest.raises(EncoderError, match="no model folder at"):
+        load_encoder(settings, "cpu")
 
 
 def test_model_names_too_long_for_a_path_are_an_error_of_one_line() -> None:

@@ -130,6 +130,15 @@ def test_backends_that_are_not_there_are_named(options: tuple[str, str], message
         Index.build(tmp_path / "c.txt", tmp_path / "i", backend=options[0], precision=options[1])
 
 
+def test_missing_onnx_runtime_says_what_to_install(
+    graph: OnnxEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph.copy_to(tmp_path / "g")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EncoderError, match="pip install onnxruntime"):
+        OnnxEncoder(tmp_path / "g")
+
+
 def test_damaged_graph_folder_is_one_clear_error(graph: OnnxEncoder, tmp_path: Path) -> None:
     graph.copy_to(tmp_path / "g")
     for name in ("encoder.json", "tokenizer.json", GRAPH):

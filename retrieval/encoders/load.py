@@ -77,9 +77,10 @@ def load_encoder(
     EncoderError
         The model cannot be found or is not whole.
     """
-    terms = parse_fusion(settings.source)
     if state is not None and (state / GRAPH).exists():
         return OnnxEncoder(state)
+    # Only where resolve_settings has found one: a folder that is gone may have had a plus sign in its name.
+    terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None
     if settings.pooling == FUSION_POOLING and (terms or state):
         if state is not None:
             return FusionEncoder.load(state / FUSION_STATE, lambda part: load_encoder(part, device, note))

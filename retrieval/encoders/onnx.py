@@ -39,7 +39,12 @@ class OnnxEncoder:
     """
 
     def __init__(self, folder: Path) -> None:
-        import onnxruntime
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise EncoderError(
+                f"the encoder in {folder} needs ONNX Runtime ({error}): pip install onnxruntime"
+            ) from error
         from tokenizers import Tokenizer
 
         self._folder = folder
