@@ -27,8 +27,8 @@ from retrieval.corpus import Corpus
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
 from retrieval.encoders.fusion import MEAN_TEXTS, FusionEncoder
-from retrieval.encoders.load import FUSION_STATE, as_graph, check_backend, load_encoder
-from retrieval.encoders.onnx import OnnxEncoder
+from retrieval.encoders.load import FUSION_STATE, check_backend, load_to_build
+from retrieval.encoders.onnx import copy_graph, graph_of
 from retrieval.errors import BuildError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
@@ -54,8 +54,8 @@ class BuildOptions:
     transform: str = AUTO
     index: str = AUTO
     device: str = "auto"
-    backend: str = "torch"
-    precision: str = "float32"
+    backend: str = AUTO
+    precision: str = AUTO
     fresh: bool = False
     """Encode everything anew, whatever is there already."""
 
@@ -105,7 +105,7 @@ def build_index(
         raise UsageError(f"'{output}' is the current folder or holds it, and cannot be replaced: give another with -o")
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
-    check_backend(options.backend, options.precision)
+    check_backend(options.backend, options.precision, options.device)
     progress = progress or NoProgress()
     if conflict := faiss_conflict():
         progress.note(conflict)
@@ -173,16 +173,17 @@ class _Build:
         self.distinct = distinct = int((first_rows == np.arange(len(first_rows))).sum())
         if encoder is None:
             with self.stages.timed("load"):
-                encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
-                if self.options.backend == "onnx":
-                    encoder = as_graph(encoder, self.options.precision, self.progress.note)
+                options = self.options
+                encoder = load_to_build(
+                    options.settings, options.device, options.backend, options.precision, self.progress.note
+                )
         spec = self._choose_transform(encoder, len(documents), distinct)
         if isinstance(encoder, FusionEncoder):
             self._fit_fusion(encoder, documents)
         else:
             shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
-        if isinstance(encoder, OnnxEncoder):
-            encoder.copy_to(self.folder / layout.ENCODER)
+        if (graph := graph_of(encoder)) is not None:
+            copy_graph(graph, self.folder / layout.ENCODER)
         key = EmbeddingsKey(
             writer.texts_sha256(), len(documents), encoder.fingerprint, encoder.settings.to_json(), SHARD_ROWS
         )
@@ -193,12 +194,13 @@ class _Build:
         encoder_info = {
             **encoder.settings.to_json(),
             "dimension": encoder.dimension,
-            "backend": "onnx" if isinstance(encoder, OnnxEncoder) else "torch",
-            "precision": encoder.precision if isinstance(encoder, OnnxEncoder) else "float32",
+            "backend": encoder.backend,
+            "precision": encoder.precision,
             "fingerprint": encoder.fingerprint,
         }
         dimension = encoder.dimension
-        del encoder  # its memory, where it was loaded here, serves the index
+        has_graph = graph is not None
+        del encoder, graph  # their memory, where they were loaded here, serves the index
         with self.stages.timed("transform"):
             transform, transform_info = self._fit(spec, shards, dimension)
         with self.stages.timed("index"):
@@ -207,6 +209,8 @@ class _Build:
             vectors.save(self.folder / layout.VECTORS)
             if transform is not None:
                 transform.save(self.folder / layout.TRANSFORM)
+            if has_graph:
+                self._complete_graph(transform, vectors.dimension)
         manifest = self._manifest(documents, distinct, encoder_info, shards, transform_info, vectors)
         layout.write_manifest(self.folder, manifest)
         sync_tree(self.folder)
@@ -376,6 +380,12 @@ class _Build:
                 vectors.add(unit_vectors(chunk, transform))
                 advance(len(chunk))
         return vectors
+
+    def _complete_graph(self, transform: Whitening | None, dimension: int) -> None:
+        from retrieval.encoders.onnx_tail import add_transform
+
+        affine = None if transform is None else (transform.mean, transform.kernel)
+        add_transform(self.folder / layout.ENCODER, dimension, affine)
 
     def _manifest(
         self,

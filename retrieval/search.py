@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from retrieval.corpus import Corpus, CorpusOptions, is_blank
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.encoders.onnx import graph_vectors
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents
@@ -36,11 +38,10 @@ class Index:
         manifest: layout.Manifest,
         documents: Documents,
         vectors: VectorIndex,
-        transform: Whitening | None,
     ) -> None:
         self.path = path
         self.manifest = manifest
-        self._documents, self._vectors, self._transform = documents, vectors, transform
+        self._documents, self._vectors = documents, vectors
         self._encoder: Encoder | None = None
         self._device = "auto"
         self._progress: Progress = NoProgress()
@@ -91,8 +92,8 @@ class Index:
         corpus: CorpusOptions | None = None,
         encoder: Encoder | None = None,
         device: str = "auto",
-        backend: str = "torch",
-        precision: str = "float32",
+        backend: str = "auto",
+        precision: str = "auto",
         fresh: bool = False,
         progress: Progress | None = None,
     ) -> Index:
@@ -109,9 +110,10 @@ class Index:
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
         encoder : one that is loaded already, instead of model, pooling and max_length.
-        backend : torch, or onnx: then the folder holds the encoder too, and a search loads neither torch nor
-            transformers.
-        precision : float32, or with onnx int8.
+        backend : auto, torch, openvino or onnx (ONNX Runtime). With the latter two the folder holds the encoder too, as
+            a graph, and a search loads neither torch nor transformers; auto takes openvino for a transformer on a CPU.
+        precision : auto, float32, bf16 (openvino, torch) or int8 (openvino, onnx). auto takes bf16 where the processor
+            multiplies in it, else float32.
         fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
 
         Raises
@@ -177,9 +179,26 @@ class Index:
             }
             settings = EncoderSettings(**stored)
             state = self.path / layout.ENCODER
-            encoder = load_encoder(settings, self._device, self._progress.note, state if state.exists() else None)
+            encoder = load_encoder(
+                settings,
+                self._device,
+                self._progress.note,
+                state if state.exists() else None,
+                backend=self.manifest.encoder["backend"],
+                precision=self.manifest.encoder["precision"],
+            )
+            self._check_unchanged()
             self._encoder = self._checked(encoder)
         return self._encoder
+
+    @cached_property
+    def transform(self) -> Whitening | None:
+        """What the raw embeddings went through before they were indexed, loaded now if it was not yet."""
+        if layout.TRANSFORM not in self.manifest.files:
+            return None
+        transform = Whitening.load(self.path / layout.TRANSFORM)
+        self._check_unchanged()
+        return transform
 
     def verify(self) -> None:
         """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""
@@ -205,14 +224,18 @@ class Index:
         layout.check_files(folder, manifest)
         documents = Documents(folder / layout.DOCUMENTS)
         vectors = VectorIndex.load(folder / layout.VECTORS)
-        transform = Whitening.load(folder / layout.TRANSFORM) if layout.TRANSFORM in manifest.files else None
         expected = manifest.documents.get("count"), manifest.index.get("vectors")
         if (len(documents), len(vectors)) != expected:
             raise IndexFolderError(
                 f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
                 f"{expected[0]} and {expected[1]}; build it again"
             )
-        return cls(folder, manifest, documents, vectors, transform)
+        return cls(folder, manifest, documents, vectors)
+
+    def _check_unchanged(self) -> None:
+        """What is loaded late must be of the same build as what was loaded when the index was opened."""
+        if layout.read_manifest(self.path).created != self.manifest.created:
+            raise IndexFolderError(f"index '{self.path}' was built again since it was opened: open it again")
 
     def _checked(self, encoder: Encoder) -> Encoder:
         expected = self.manifest.encoder.get("fingerprint")
@@ -225,7 +248,9 @@ class Index:
         return encoder
 
     def _search_batch(self, queries: list[str], k: int, min_score: float | None) -> list[list[Hit]]:
-        vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self._transform)
+        vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
+        if vectors is None:
+            vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self.transform)
         # A few more than k: other spellings that the encoder takes for the same text may crowd the text itself out.
         scores, rows = self._vectors.search(vectors, k + _SPELLINGS)
         return [

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+HASHES = "sha256.json"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _RENAME_SWAP = 2  # sys/stdio.h of macOS
@@ -112,6 +113,25 @@ def new_folder(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def write_hashes(folder: Path) -> None:
+    """Let the folder say itself what it holds, for `damaged_file`."""
+    hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(folder.iterdir())}
+    (folder / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+
+
+def damaged_file(folder: Path) -> str | None:
+    """The first file that is not what `write_hashes` saw; None where all are."""
+    try:
+        hashes = json.loads((folder / HASHES).read_text(encoding="utf-8"))
+        for name, (size, sha256) in hashes.items():
+            path = folder / name
+            if path.stat().st_size != size or cached_sha256(path) != sha256:
+                return str(name)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return HASHES
+    return None
 
 
 def make_readable(path: Path) -> None:

@@ -15,6 +15,7 @@ from retrieval.encoders.base import Encoder
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.errors import EncoderError
 from retrieval.sample import corpus_file
+from retrieval.storage import HASHES, damaged_file
 
 pytestmark = pytest.mark.bundled
 
@@ -59,7 +60,7 @@ def test_folder_is_a_plain_hugging_face_folder_of_384_dimensions(folder: Path, e
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
-        bundled.HASHES,
+        HASHES,
     }
     config = transformers.AutoConfig.from_pretrained(folder)
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (384, 12, 250037)
@@ -116,14 +117,14 @@ def test_a_damaged_folder_is_noticed(folder: Path, tmp_path: Path, damage: str) 
         if path.name != "model.safetensors":
             shutil.copy(path, copy)
     shutil.copy(folder / "model.safetensors", copy)
-    assert bundled._damaged_file(copy) is None
+    assert damaged_file(copy) is None
     target = copy / "tokenizer.json"
     if damage == "gone":
         target.unlink()
     else:
         content = target.read_bytes()
         target.write_bytes(content[:-1] if damage == "cut" else b" " + content[1:])
-    assert bundled._damaged_file(copy) in ("tokenizer.json", bundled.HASHES)
+    assert damaged_file(copy) in ("tokenizer.json", HASHES)
 
 
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

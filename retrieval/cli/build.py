@@ -62,9 +62,16 @@ def index(
     ] = None,
     device: DeviceOption = "auto",
     backend: Annotated[
-        str, typer.Option(help="torch, or onnx: the index carries its encoder, and a query loads no torch.")
-    ] = "torch",
-    precision: Annotated[str, typer.Option(help="float32, or with --backend onnx int8.")] = "float32",
+        str,
+        typer.Option(
+            help="auto, torch, openvino or onnx. With the latter two the index carries its encoder, and a query loads "
+            "no torch; auto takes openvino for a transformer on a CPU."
+        ),
+    ] = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(help="auto, float32, bf16 or int8. auto takes bf16 where the processor has it, else float32."),
+    ] = "auto",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Encode everything anew, even what an unfinished build holds.")
     ] = False,

@@ -71,6 +71,16 @@ class Encoder(Protocol):
     def family(self) -> Family: ...
 
     @property
+    def backend(self) -> str:
+        """What computes the vectors: torch, openvino, onnx (ONNX Runtime), or a package of the model's own."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """float32, bf16 or int8."""
+        ...
+
+    @property
     def counts(self) -> EncoderCounts:
         """What was met since this encoder was loaded."""
         ...

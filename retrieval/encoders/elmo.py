@@ -57,6 +57,8 @@ class ElmoEncoder:
 
     family: Family = "raw"
 
+    backend, precision = "torch", "float32"
+
     def __init__(self, folder: Path, settings: EncoderSettings, device: str = "auto") -> None:
         if settings.pooling != POOLING:
             raise UsageError(f"unknown pooling {settings.pooling!r} for ELMo: expected {POOLING}")

@@ -145,6 +145,15 @@ class FusionEncoder:
         return "tuned" if any(part.encoder.family == "tuned" for part in self.parts) else "raw"
 
     @property
+    def backend(self) -> str:
+        """The parts', in their order."""
+        return "+".join(part.encoder.backend for part in self.parts)
+
+    @property
+    def precision(self) -> str:
+        return "+".join(part.encoder.precision for part in self.parts)
+
+    @property
     def fingerprint(self) -> str:
         """Over the parts' fingerprints, weights and means. Raises EncoderError before the means are there."""
         content = [

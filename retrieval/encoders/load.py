@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.bundled import bundled_folder
+from retrieval.encoders.device import has_gpu
 from retrieval.encoders.fusion import POOLING as FUSION_POOLING
 from retrieval.encoders.fusion import FusionEncoder, FusionPart, fusion_text, parse_fusion
+from retrieval.encoders.graphs import NotExportableError, fill_place, graph_place, is_whole
 from retrieval.encoders.normalize import NormalizingEncoder, parse_normalization
 from retrieval.encoders.onnx import GRAPH, PRECISIONS, OnnxEncoder
 from retrieval.encoders.pooling import check_pooling
+from retrieval.encoders.runtime import RUNTIMES, openvino_has_bf16
 from retrieval.errors import EncoderError, UsageError
 
 Note = Callable[[str], None]
-BACKENDS = ("torch", "onnx")
+AUTO = "auto"
+BACKENDS = (AUTO, "torch", *RUNTIMES)
+_LACKS = {"torch": ("int8",), "onnx": ("bf16",)}
+_MODULES = {"openvino": "openvino", "onnx": "onnxruntime"}
 FUSION_STATE = "fusion.safetensors"
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
@@ -60,7 +70,13 @@ def resolve_settings(
 
 
 def load_encoder(
-    settings: EncoderSettings, device: str = "auto", note: Note = lambda message: None, state: Path | None = None
+    settings: EncoderSettings,
+    device: str = AUTO,
+    note: Note = lambda message: None,
+    state: Path | None = None,
+    *,
+    backend: str = "torch",
+    precision: str = "float32",
 ) -> Encoder:
     """Load a model with its weights.
 
@@ -71,6 +87,8 @@ def load_encoder(
     note : called with one line before slow steps.
     state : the index's own folder of what its encoder needs: a graph, which is then all that is loaded, or the means of
         a fusion.
+    backend : what runs the graph in `state`.
+    precision : of a transformer that torch runs: float32, bf16, or auto (bf16 on a GPU that has it).
 
     Raises
     ------
@@ -78,7 +96,7 @@ def load_encoder(
         The model cannot be found or is not whole.
     """
     if state is not None and (state / GRAPH).exists():
-        return OnnxEncoder(state)
+        return _normalizing(OnnxEncoder(state, backend))
     # Only where resolve_settings has found one: a folder that is gone may have had a plus sign in its name.
     terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None
     if settings.pooling == FUSION_POOLING and (terms or state):
@@ -89,43 +107,88 @@ def load_encoder(
             part = resolve_settings(model, max_length=settings.max_length, normalize=settings.normalize)
             parts.append(FusionPart(load_encoder(part, device, note), weight, centred))
         return FusionEncoder(parts)
-    encoder = _load_one(settings, device, note)
-    return NormalizingEncoder(encoder) if settings.normalize else encoder
+    return _normalizing(_load_one(settings, device, note, precision))
 
 
-def check_backend(backend: str, precision: str) -> None:
-    """UsageError where there is no such backend or precision, or the two do not go together."""
-    if backend not in BACKENDS:
-        raise UsageError(f"unknown backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-    if precision not in PRECISIONS:
-        raise UsageError(f"unknown precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
-    if precision != "float32" and backend != "onnx":
-        raise UsageError(f"precision {precision!r} needs the backend onnx, got {backend!r}")
+def load_to_build(
+    settings: EncoderSettings, device: str, backend: str, precision: str, note: Note = lambda message: None
+) -> Encoder:
+    """Load a model for a new index; `auto` takes the way that is fastest here and exact enough.
 
-
-def as_graph(encoder: Encoder, precision: str, note: Note = lambda message: None) -> OnnxEncoder:
-    """The same encoder through ONNX Runtime, exported where it is not in the user's cache already.
+    On a CPU that is the model's graph, exported where it is not in the user's cache; on a GPU, and for models that have
+    no graph, it is torch or the model's own package.
 
     Raises
     ------
+    UsageError
+        An unknown backend or precision, or two that do not go together.
     EncoderError
-        The encoder is no transformer, cannot be exported, or the extra `onnx` is not installed.
+        The model cannot be found or is not whole; the backend that was asked for cannot run it, or is not installed.
     """
+    check_backend(backend, precision, device)
+    runtime = _runtime_here(device, precision) if backend == AUTO else backend
+    model = _transformer_folder(settings, note) if runtime in RUNTIMES else None
+    if runtime is None or model is None:
+        if backend in RUNTIMES or precision == "int8":
+            wanted = backend if backend in RUNTIMES else "int8"
+            raise EncoderError(f"{settings.source} has no graph, which {wanted} needs: leave the option out")
+        return load_encoder(settings, device, note, precision=precision)
+    if precision == AUTO:
+        precision = "bf16" if runtime == "openvino" and openvino_has_bf16() else "float32"
+    place = graph_place(model, settings, precision)
+    if not is_whole(place, note):
+        encoder = _load_one(settings, "cpu", note, "float32")
+        try:
+            _export(encoder, place, precision, note)
+        except NotExportableError as error:
+            if backend != AUTO or precision == "int8":
+                raise EncoderError(f"{error}: use --backend torch") from None
+            note(f"backend torch: {error}")
+            return _normalizing(encoder)
+    return _normalizing(OnnxEncoder(place, runtime, settings.source))
+
+
+def check_backend(backend: str, precision: str, device: str = AUTO) -> None:
+    """UsageError where there is no such backend or precision, or they do not go together."""
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+    if precision not in (AUTO, *PRECISIONS):
+        raise UsageError(f"unknown precision {precision!r}: expected one of {', '.join((AUTO, *PRECISIONS))}")
+    if precision in _LACKS.get(backend, ()):
+        able = " or ".join(name for name in BACKENDS if name != AUTO and precision not in _LACKS.get(name, ()))
+        raise UsageError(f"the backend {backend} has no precision {precision!r}: use --backend {able}")
+    if (backend in RUNTIMES or precision == "int8") and device not in (AUTO, "cpu"):
+        wanted = f"the backend {backend}" if backend in RUNTIMES else "int8"
+        raise UsageError(f"{wanted} runs on the CPU, not on {device!r}: use --device cpu")
+
+
+def _runtime_here(device: str, precision: str) -> str | None:
+    """The first installed runtime of graphs that has the precision; None where a GPU is faster."""
+    if precision != "int8" and (device not in (AUTO, "cpu") or (device == AUTO and has_gpu())):
+        return None
+    able = (name for name in RUNTIMES if precision not in _LACKS.get(name, ()))
+    return next((name for name in able if importlib.util.find_spec(_MODULES[name])), None)
+
+
+def _export(encoder: Encoder, place: Path, precision: str, note: Note) -> None:
     try:
-        import onnx  # noqa: F401 (the exporter needs them all, and says so less clearly)
-        import onnxruntime  # noqa: F401
+        import onnx  # noqa: F401 (the exporter needs both, and says so less clearly)
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise EncoderError(f"the backend onnx is not installed ({error}): pip install 'retr[onnx]'") from error
-    from retrieval.encoders.onnx_export import graph_folder
+        raise NotExportableError(f"the exporter is not installed ({error}; pip install onnx onnxscript)") from error
+    from retrieval.encoders.onnx_export import export_graph
     from retrieval.encoders.transformer import TransformerEncoder
 
-    if not isinstance(encoder, TransformerEncoder):
-        raise EncoderError(f"{encoder.settings.source} is no transformer, and has no graph: use --backend torch")
-    return OnnxEncoder(graph_folder(encoder, precision, note))
+    assert isinstance(encoder, TransformerEncoder)
+    note(f"exporting {encoder.settings.source} to ONNX, {precision} (once, some seconds)")
+    fill_place(place, lambda folder: export_graph(encoder, folder, precision))
 
 
-def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
+def _normalizing(encoder: Encoder) -> Encoder:
+    return NormalizingEncoder(encoder) if encoder.settings.normalize else encoder
+
+
+def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str) -> Encoder:
     """One model, by what lies at its source."""
     entry = catalog.lookup(settings.source)
     if entry is not None and entry.source == catalog.USE:
@@ -133,23 +196,47 @@ def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
 
         return UseEncoder(settings)
     path = _find(settings.source, note)
-    if path.is_file():
-        from retrieval.encoders.word2vec import Word2VecEncoder
+    kind = _kind(path)
+    if kind == "transformer":
+        from retrieval.encoders.transformer import TransformerEncoder
 
-        return Word2VecEncoder(path, replace(settings, pooling=settings.pooling or "average"), note)
-    if any((path / name).exists() for name in _ELMO_FILES):
-        from retrieval.encoders.elmo import ElmoEncoder
-
-        return ElmoEncoder(path, replace(settings, pooling=settings.pooling or "average"), device)
-    from retrieval.encoders.modules import begins_with_static_embedding
-
-    if begins_with_static_embedding(path):
+        return TransformerEncoder(path, settings, device, entry.family if entry else None, precision=precision)
+    if precision not in (AUTO, "float32"):
+        raise UsageError(f"precision {precision!r} is for transformers, and {settings.source} is none: leave it out")
+    if kind == "static":
         from retrieval.encoders.static import StaticEncoder
 
         return StaticEncoder(path, settings)
-    from retrieval.encoders.transformer import TransformerEncoder
+    averaged = replace(settings, pooling=settings.pooling or "average")
+    if kind == "elmo":
+        from retrieval.encoders.elmo import ElmoEncoder
 
-    return TransformerEncoder(path, settings, device, entry.family if entry else None)
+        return ElmoEncoder(path, averaged, device)
+    from retrieval.encoders.word2vec import Word2VecEncoder
+
+    return Word2VecEncoder(path, averaged, note)
+
+
+def _transformer_folder(settings: EncoderSettings, note: Note) -> Path | None:
+    """Where the model lies, if it is one transformer."""
+    entry = catalog.lookup(settings.source)
+    if settings.pooling == FUSION_POOLING or (entry is not None and entry.source == catalog.USE):
+        return None
+    path = _find(settings.source, note)
+    return path if _kind(path) == "transformer" else None
+
+
+def _kind(path: Path) -> Literal["word vectors", "elmo", "static", "transformer"]:
+    """What lies there, told without reading weights; a folder that is none of the others is taken for a transformer."""
+    if path.is_file():
+        return "word vectors"
+    if any((path / name).exists() for name in _ELMO_FILES):
+        return "elmo"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        modules = json.loads((path / "modules.json").read_text(encoding="utf-8"))
+        if str(modules[0].get("type", "")).endswith(".StaticEmbedding"):
+            return "static"
+    return "transformer"
 
 
 def _find(source: str, note: Note) -> Path:

@@ -120,15 +120,6 @@ def read_modules(folder: Path) -> Modules:
     )
 
 
-def begins_with_static_embedding(folder: Path) -> bool:
-    """Whether a sentence-transformers folder begins with a StaticEmbedding."""
-    if not (folder / MODULES).exists():
-        return False
-    entries = _json(folder / MODULES)
-    first = entries[0] if isinstance(entries, list) and entries else None
-    return isinstance(first, dict) and str(first.get("type", "")).endswith(".StaticEmbedding")
-
-
 def base_folder(folder: Path) -> Path:
     """Where the transformer of a folder lies: in the folder, or where its modules.json says."""
     if not (folder / MODULES).exists():

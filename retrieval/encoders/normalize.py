@@ -68,38 +68,50 @@ class NormalizingEncoder:
     """
 
     def __init__(self, inner: Encoder) -> None:
-        self._inner = inner
+        self.inner = inner
         self._normalizer = Normalizer(parse_normalization(inner.settings.normalize))
 
     @property
     def settings(self) -> EncoderSettings:
-        return self._inner.settings
+        return self.inner.settings
 
     @property
     def dimension(self) -> int:
-        return self._inner.dimension
+        return self.inner.dimension
 
     @property
     def family(self) -> Family:
-        return self._inner.family
+        return self.inner.family
+
+    @property
+    def backend(self) -> str:
+        return self.inner.backend
+
+    @property
+    def precision(self) -> str:
+        return self.inner.precision
 
     @property
     def counts(self) -> EncoderCounts:
-        return self._inner.counts
+        return self.inner.counts
 
     @property
     def fingerprint(self) -> str:
         """The inner one's, which holds the steps; with `t2s`, OpenCC's version too: its dictionaries change."""
         if "t2s" not in self._normalizer.steps:
-            return self._inner.fingerprint
-        content = f"{self._inner.fingerprint} opencc {importlib.metadata.version('opencc')}"
+            return self.inner.fingerprint
+        content = f"{self.inner.fingerprint} opencc {importlib.metadata.version('opencc')}"
         return hashlib.sha256(content.encode()).hexdigest()
 
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
         """See Encoder.encode."""
-        return self._inner.encode([self._normalizer(text) for text in texts], kind, on_batch)
+        return self.inner.encode(self.normalized(texts), kind, on_batch)
+
+    def normalized(self, texts: Sequence[str]) -> list[str]:
+        """What the inner encoder is given."""
+        return [self._normalizer(text) for text in texts]
 
 
 def _nfkc() -> Step:

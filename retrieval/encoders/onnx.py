@@ -1,28 +1,30 @@
-"""The vectors of a transformer through ONNX Runtime: no torch and no transformers to load, and a graph that can travel.
+"""A transformer as an ONNX graph: no torch and no transformers to load, and it can travel.
 
-A graph folder holds `model.onnx` (token numbers -> pooled embedding), `tokenizer.json`, and `encoder.json` (settings
-and precision). It is all that a query needs.
+A graph folder holds `model.onnx` with its weights in `model.onnx.data` (token numbers -> pooled embedding; in an index
+also -> transformed -> unit length), `tokenizer.json`, and `encoder.json` (settings, precision, fingerprint). It is all
+that a query needs.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
+from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings, Family, TextKind
 from retrieval.encoders.batches import batches, parts
-from retrieval.errors import EncoderError, UsageError
-from retrieval.storage import cached_sha256, link_or_copy
+from retrieval.encoders.normalize import NormalizingEncoder
+from retrieval.encoders.runtime import POOLED, VECTOR, Feeds, open_session
+from retrieval.errors import EncoderError, RetrError, UsageError
+from retrieval.storage import HASHES, atomic_file, link_or_copy
 
-GRAPH, TOKENIZER, DESCRIPTION = "model.onnx", "tokenizer.json", "encoder.json"
-GRAPH_FILES = (GRAPH, TOKENIZER, DESCRIPTION)
-PRECISIONS = ("float32", "int8")
+GRAPH, WEIGHTS, TOKENIZER, DESCRIPTION = "model.onnx", "model.onnx.data", "tokenizer.json", "encoder.json"
+FORMAT = 1
+PRECISIONS = ("float32", "bf16", "int8")
 
 
 class OnnxEncoder:
@@ -31,68 +33,72 @@ class OnnxEncoder:
     Parameters
     ----------
     folder : what `onnx_export.export_graph` wrote.
+    runtime : what runs it: openvino or onnx (ONNX Runtime).
+    source : what the settings call the model, where it is not what the graph was exported from.
 
     Raises
     ------
     EncoderError
-        A file is missing or unreadable.
+        A file is missing or unreadable, or the runtime is not installed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise EncoderError(
-                f"the encoder in {folder} needs ONNX Runtime ({error}): pip install onnxruntime"
-            ) from error
+    def __init__(self, folder: Path, runtime: str, source: str | None = None) -> None:
         from tokenizers import Tokenizer
 
-        self._folder = folder
+        self.folder, self.backend = folder, runtime
         try:
             description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-            self.settings = EncoderSettings(**description["settings"])
+            if description.get("format") != FORMAT:
+                raise EncoderError(
+                    f"the encoder in {folder} has format {description.get('format')!r}, and this retr reads {FORMAT}: "
+                    f"build the index again"
+                )
+            settings = EncoderSettings(**description["settings"])
+            self.settings = replace(settings, source=source or settings.source)
             self.family: Family = description["family"]
             self.precision: str = description["precision"]
+            self.fingerprint: str = description["fingerprint"]
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
             self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-            options = onnxruntime.SessionOptions()
-            # Threads that spin while they wait slow down everything else on a shared machine.
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            self._session = onnxruntime.InferenceSession(
-                str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # tokenizers and ONNX Runtime have no common exception
+            self._session = open_session(folder / GRAPH, runtime, self.precision)
+        except RetrError:
+            raise
+        except Exception as error:  # tokenizers and the runtimes have no common exception
             detail = " ".join(str(error).split())[:200]
             raise EncoderError(f"the encoder in {folder} cannot be loaded: {detail}") from error
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.settings.max_length)
-        self._inputs = [value.name for value in self._session.get_inputs()]
         self.counts = EncoderCounts()
 
     @property
     def dimension(self) -> int:
         return self._dimension
 
-    @cached_property
-    def fingerprint(self) -> str:
-        names = {name: cached_sha256(self._folder / name) for name in (GRAPH, TOKENIZER)}
-        return settings_fingerprint(self.settings, names)
-
-    def copy_to(self, folder: Path) -> None:
-        """Put the graph folder's files there too, without copying where the file system allows it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in GRAPH_FILES:
-            link_or_copy(self._folder / name, folder / name)
+    @property
+    def holds_transform(self) -> bool:
+        """Whether `unit_vectors` can be asked: the graph is an index's own."""
+        return VECTOR in self._session.outputs
 
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
         """See Encoder.encode."""
-        vectors = np.empty((len(texts), self._dimension), dtype=np.float32)
+        return self._run(texts, kind, POOLED, self._dimension, on_batch)
+
+    def unit_vectors(self, texts: Sequence[str], m: int, kind: TextKind = "query") -> NDArray[np.float32]:
+        """Texts -> what an index of m dimensions holds of them: float32, shape (n, m), of unit length or all 0."""
+        return self._run(texts, kind, VECTOR, m, None)
+
+    def _run(
+        self, texts: Sequence[str], kind: TextKind, output: str, width: int, on_batch: Callable[[int], None] | None
+    ) -> NDArray[np.float32]:
+        vectors = np.zeros((len(texts), width), dtype=np.float32)
         tokens = self._tokenize(texts, kind)
         for rows in batches([len(ids) for ids, _ in tokens]):
-            vectors[rows] = self._forward([tokens[row] for row in rows])
+            known = [row for row in rows if tokens[row][0]]
+            if known:
+                vectors[known] = self._session.run(output, self._feeds([tokens[row] for row in known]))
             if on_batch is not None:
                 on_batch(len(rows))
         return vectors
@@ -109,20 +115,50 @@ class OnnxEncoder:
                 truncated=sum(bool(encoding.overflowing) for encoding in encodings),
                 tokens=sum(len(encoding.ids) for encoding in encodings),
                 unknown=sum(encoding.ids.count(self._unknown) for encoding in encodings),
+                without_vector=sum(not encoding.ids for encoding in encodings),
             )
             tokens += [(encoding.ids, encoding.type_ids) for encoding in encodings]
         return tokens
 
-    def _forward(self, batch: Sequence[tuple[list[int], list[int]]]) -> NDArray[np.float32]:
+    def _feeds(self, batch: Sequence[tuple[list[int], list[int]]]) -> Feeds:
         shape = (len(batch), max(len(ids) for ids, _ in batch))
-        values: dict[str, NDArray[np.int64]] = {
+        feeds = {
             "input_ids": np.full(shape, self._pad, dtype=np.int64),
             "attention_mask": np.zeros(shape, dtype=np.int64),
             "token_type_ids": np.zeros(shape, dtype=np.int64),
         }
         for row, (ids, types) in enumerate(batch):
-            values["input_ids"][row, : len(ids)] = ids
-            values["attention_mask"][row, : len(ids)] = 1
-            values["token_type_ids"][row, : len(ids)] = types
-        output: Any = self._session.run(None, {name: values[name] for name in self._inputs})[0]
-        return np.asarray(output, dtype=np.float32)
+            feeds["input_ids"][row, : len(ids)] = ids
+            feeds["attention_mask"][row, : len(ids)] = 1
+            feeds["token_type_ids"][row, : len(ids)] = types
+        return {name: feeds[name] for name in self._session.inputs}
+
+
+def graph_of(encoder: Encoder) -> OnnxEncoder | None:
+    """The graph that computes an encoder's vectors, if one does: itself, or of the texts that it normalises."""
+    inner = encoder.inner if isinstance(encoder, NormalizingEncoder) else encoder
+    return inner if isinstance(inner, OnnxEncoder) else None
+
+
+def graph_vectors(encoder: Encoder, queries: Sequence[str], m: int) -> NDArray[np.float32] | None:
+    """`unit_vectors` of an index's own graph, where the encoder is one."""
+    graph = graph_of(encoder)
+    if graph is None or not graph.holds_transform:
+        return None
+    return graph.unit_vectors(encoder.normalized(queries) if isinstance(encoder, NormalizingEncoder) else queries, m)
+
+
+def copy_graph(encoder: OnnxEncoder, folder: Path) -> None:
+    """Put the graph folder's files there too, without copying where the file system allows it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in encoder.folder.iterdir():
+        if path.name not in (DESCRIPTION, HASHES):
+            link_or_copy(path, folder / path.name)
+    description = json.loads((encoder.folder / DESCRIPTION).read_text(encoding="utf-8"))
+    write_description(folder, description | {"settings": encoder.settings.to_json()})
+
+
+def write_description(folder: Path, description: dict[str, object]) -> None:
+    """Write `encoder.json`."""
+    with atomic_file(folder / DESCRIPTION) as file:
+        file.write((json.dumps(description, indent=2, ensure_ascii=False) + "\n").encode("utf-8"))

@@ -38,6 +38,7 @@ class StaticEncoder:
     """
 
     family: Family = "tuned"
+    backend, precision = "torch", "float32"
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         from safetensors.torch import load_file

@@ -58,9 +58,18 @@ class TransformerEncoder:
         An unknown pooling, or a max_length beyond the model's positions.
     """
 
+    backend = "torch"
+
     def __init__(
-        self, folder: Path, settings: EncoderSettings, device: str = "auto", family: Family | None = None
+        self,
+        folder: Path,
+        settings: EncoderSettings,
+        device: str = "auto",
+        family: Family | None = None,
+        *,
+        precision: str = "float32",
     ) -> None:
+        self.precision = precision
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         if check_pooling(settings.pooling) in OTHER_POOLINGS:

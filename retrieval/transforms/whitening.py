@@ -95,6 +95,11 @@ class Whitening:
         """Kept dimensions, of the vectors that come out."""
         return len(self.variances)
 
+    @property
+    def kernel(self) -> NDArray[np.float32]:
+        """U Lambda^(-gamma/2), float32, shape (d, m): a vector is (embedding - mean) kernel."""
+        return np.asarray(self.components * self.variances ** np.float32(-self.gamma / 2), dtype=np.float32)
+
     def transform(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
         """Centre, rotate and scale embeddings.
 
@@ -116,8 +121,7 @@ class Whitening:
             raise DimensionError(
                 f"expected vectors of shape (n, {self.dimension}), as the transform was fitted, got {embeddings.shape}"
             )
-        kernel = self.components * self.variances ** np.float32(-self.gamma / 2)  # (d, m)
-        return np.asarray((embeddings - self.mean) @ kernel, dtype=np.float32)
+        return np.asarray((embeddings - self.mean) @ self.kernel, dtype=np.float32)
 
     def save(self, path: Path) -> None:
         """Write a safetensors file."""

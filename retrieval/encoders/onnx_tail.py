@@ -1,0 +1,45 @@
+"""A graph that ends in the pooled embedding -> one that goes on to what an index holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from retrieval.encoders.onnx import GRAPH
+from retrieval.encoders.runtime import POOLED, VECTOR
+from retrieval.storage import atomic_file
+
+_LEAST_LENGTH = np.array(1e-30, dtype=np.float32)
+
+
+def add_transform(folder: Path, dimension: int, affine: tuple[NDArray[np.float32], NDArray[np.float32]] | None) -> None:
+    """Let the graph of a folder give unit vectors too: (pooled - mean) kernel, divided by its length.
+
+    The graph's file is replaced; the weights, which other folders may share, stay as they are.
+
+    Parameters
+    ----------
+    dimension : m, of the vectors.
+    affine : mean, float32, shape (d,), and kernel, float32, shape (d, m); None where nothing is transformed.
+    """
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    graph = model.graph
+    last = POOLED
+    if affine is not None:
+        mean, kernel = affine
+        graph.initializer.extend([numpy_helper.from_array(mean, "mean"), numpy_helper.from_array(kernel, "kernel")])
+        graph.node.append(helper.make_node("Sub", [last, "mean"], ["centred"]))
+        graph.node.append(helper.make_node("MatMul", ["centred", "kernel"], ["transformed"]))
+        last = "transformed"
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "vector_axis"))
+    graph.initializer.append(numpy_helper.from_array(_LEAST_LENGTH, "least_length"))
+    graph.node.append(helper.make_node("ReduceL2", [last, "vector_axis"], ["length"], keepdims=1))
+    graph.node.append(helper.make_node("Max", ["length", "least_length"], ["safe_length"]))
+    graph.node.append(helper.make_node("Div", [last, "safe_length"], [VECTOR]))
+    graph.output.append(helper.make_tensor_value_info(VECTOR, TensorProto.FLOAT, ["batch", dimension]))
+    with atomic_file(folder / GRAPH) as file:
+        file.write(model.SerializeToString())

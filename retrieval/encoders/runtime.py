@@ -1,0 +1,112 @@
+"""What runs a graph: OpenVINO, or ONNX Runtime."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.errors import EncoderError, UsageError
+
+POOLED, VECTOR = "pooled", "vector"
+"""A graph's outputs: the raw embedding, and what an index holds, transformed and of unit length."""
+
+Feeds = dict[str, NDArray[Any]]
+
+
+class Session(Protocol):
+    """A graph that is ready to run."""
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+
+    def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]: ...
+
+
+def open_session(graph: Path, runtime: str, precision: str) -> Session:
+    """Load a graph.
+
+    Raises
+    ------
+    UsageError
+        An unknown runtime.
+    EncoderError
+        The runtime is not installed.
+    Exception
+        Of the runtime's own, where the graph is damaged.
+    """
+    if runtime not in _SESSIONS:
+        raise UsageError(f"unknown runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
+    session, package = _SESSIONS[runtime]
+    try:
+        return session(graph, precision)
+    except ImportError as error:
+        raise EncoderError(f"the backend {runtime} is not installed ({error}): pip install {package}") from error
+
+
+class _OpenVinoSession:
+    """bf16 holds up to the pooled embedding; the transform, which enlarges small directions, stays float32."""
+
+    def __init__(self, graph: Path, precision: str) -> None:
+        import openvino
+
+        self._openvino, self._core = openvino, openvino.Core()
+        model = self._core.read_model(graph)
+        self.inputs = frozenset(value.get_any_name() for value in model.inputs)
+        self.outputs = frozenset(value.get_any_name() for value in model.outputs)
+        self._tail = self._cut_tail(model) if VECTOR in self.outputs else None
+        body = openvino.Model([model.output(POOLED)], model.get_parameters())
+        self._body = self._compile(body, "bf16" if precision == "bf16" else "f32")
+        self._lock = threading.Lock()
+
+    def _cut_tail(self, model: Any) -> Any:
+        """Take the part from the pooled embedding to the vector out of the model, as a model of its own."""
+        pooled = model.output(POOLED).get_node().input_value(0)
+        entry = self._openvino.opset13.parameter(pooled.get_partial_shape(), np.float32)
+        for target in pooled.get_target_inputs():
+            if target.get_node().get_type_name() != "Result":
+                target.replace_source_output(entry.output(0))
+        return self._compile(self._openvino.Model([model.output(VECTOR)], [entry]), "f32")
+
+    def _compile(self, model: Any, precision: str) -> Any:
+        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
+        return self._core.compile_model(model, "CPU", hints).create_infer_request()
+
+    def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
+        with self._lock:  # a request serves one caller at a time
+            result = np.array(self._body.infer(feeds)[0], dtype=np.float32)
+            if output == VECTOR and self._tail is not None:
+                result = np.array(self._tail.infer([result])[0], dtype=np.float32)
+        return result
+
+
+class _OnnxRuntimeSession:
+    def __init__(self, graph: Path, precision: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        # Threads that spin while they wait slow down everything else on a shared machine.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        self.inputs = frozenset(value.name for value in self._session.get_inputs())
+        self.outputs = frozenset(value.name for value in self._session.get_outputs())
+
+    def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
+        return np.asarray(self._session.run([output], feeds)[0], dtype=np.float32)
+
+
+_SESSIONS: dict[str, tuple[type[_OpenVinoSession] | type[_OnnxRuntimeSession], str]] = {
+    "openvino": (_OpenVinoSession, "openvino"),
+    "onnx": (_OnnxRuntimeSession, "onnxruntime"),
+}
+RUNTIMES = tuple(_SESSIONS)
+
+
+def openvino_has_bf16() -> bool:
+    """Whether this CPU multiplies in bfloat16 (AVX-512 BF16, AMX)."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
