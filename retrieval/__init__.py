@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Index": "retrieval.search",
-    "CorpusOptions": "retrieval.corpus",
+    "CorpusOptions": "retrieval.corpus.reader",
     "Hit": "retrieval.types",
     "Progress": "retrieval.types",
     "RetrError": "retrieval.errors",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from retrieval.corpus import CorpusOptions
+    from retrieval.corpus.reader import CorpusOptions
     from retrieval.errors import (
         BuildError,
         CorpusError,

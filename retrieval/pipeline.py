@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from retrieval import __version__
-from retrieval.corpus import Corpus
+from retrieval.corpus.reader import Corpus
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
 from retrieval.encoders.fusion import MEAN_TEXTS, FusionEncoder

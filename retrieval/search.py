@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.corpus import Corpus, CorpusOptions, is_blank
+from retrieval.corpus.lines import is_blank
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.load import load_encoder, resolve_settings
-from retrieval.encoders.onnx import graph_vectors
+from retrieval.encoders.onnx import GRAPH, graph_vectors
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
-from retrieval.index.documents import Documents
-from retrieval.index.vectors import VectorIndex
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.whitening import Whitening
 from retrieval.types import Hit, NoProgress, Progress
+
+if TYPE_CHECKING:
+    from retrieval.corpus.reader import CorpusOptions
+    from retrieval.index.documents import Documents
+    from retrieval.index.vectors import VectorIndex
 
 _BATCH_QUERIES = 4096
 _SPELLINGS = 16
@@ -43,8 +48,7 @@ class Index:
         self.manifest = manifest
         self._documents, self._vectors = documents, vectors
         self._encoder: Encoder | None = None
-        self._device = "auto"
-        self._progress: Progress = NoProgress()
+        self._loader = _Loader(path, manifest, "auto", NoProgress())
 
     @classmethod
     def open(
@@ -53,6 +57,7 @@ class Index:
         *,
         encoder: Encoder | None = None,
         device: str = "auto",
+        preload: bool = False,
         progress: Progress | None = None,
     ) -> Index:
         """Open an index folder; the encoder is loaded with the first search.
@@ -61,6 +66,7 @@ class Index:
         ----------
         encoder : one that is loaded already, instead of the one that the manifest names.
         device : where the encoder runs: `auto`, `cpu` or `cuda`.
+        preload : load an encoder that the folder carries at once, while the rest is opened.
 
         Raises
         ------
@@ -69,12 +75,16 @@ class Index:
         EncoderError
             The encoder is not the one that built the index.
         """
-        folder = Path(path)
+        folder, progress = Path(path), progress or NoProgress()
+        loader = _Loader(folder, layout.read_manifest(folder), device, progress)
+        if preload and encoder is None:
+            loader.start()
         index = cls._open_whole(folder)
-        index._device = device
-        index._progress = progress or NoProgress()
         if encoder is not None:
             index._encoder = index._checked(encoder)
+        # Another build may have taken the name meanwhile.
+        is_same = loader.manifest.created == index.manifest.created
+        index._loader = loader if is_same else _Loader(folder, index.manifest, device, progress)
         return index
 
     @classmethod
@@ -121,6 +131,7 @@ class Index:
         RetrError
             Of the kind that tells what is wrong; what stood at `path` is untouched.
         """
+        from retrieval.corpus.reader import Corpus, CorpusOptions
         from retrieval.pipeline import BuildOptions, build_index
 
         named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
@@ -172,21 +183,7 @@ class Index:
     def encoder(self) -> Encoder:
         """The encoder that built the index, loaded now if it was not yet."""
         if self._encoder is None:
-            stored = {
-                name: value
-                for name, value in self.manifest.encoder.items()
-                if name in EncoderSettings.__dataclass_fields__
-            }
-            settings = EncoderSettings(**stored)
-            state = self.path / layout.ENCODER
-            encoder = load_encoder(
-                settings,
-                self._device,
-                self._progress.note,
-                state if state.exists() else None,
-                backend=self.manifest.encoder["backend"],
-                precision=self.manifest.encoder["precision"],
-            )
+            encoder = self._loader.load()
             self._check_unchanged()
             self._encoder = self._checked(encoder)
         return self._encoder
@@ -221,6 +218,10 @@ class Index:
 
     @classmethod
     def _open_parts(cls, folder: Path, manifest: layout.Manifest) -> Index:
+        # Imported here, so that an encoder that is preloaded has begun to load before them.
+        from retrieval.index.documents import Documents
+        from retrieval.index.vectors import VectorIndex
+
         layout.check_files(folder, manifest)
         documents = Documents(folder / layout.DOCUMENTS)
         vectors = VectorIndex.load(folder / layout.VECTORS)
@@ -269,6 +270,39 @@ class Index:
             for score, document in zip(scores, documents, strict=False)
         ]
         return (sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:])[:k]
+
+
+class _Loader:
+    """Loads the encoder that a manifest names; in a thread, where it is started before it is asked."""
+
+    def __init__(self, folder: Path, manifest: layout.Manifest, device: str, progress: Progress) -> None:
+        self.manifest = manifest
+        self._folder, self._device, self._progress = folder, device, progress
+        self._started: Future[Encoder] | None = None
+
+    def start(self) -> None:
+        """Begin to load a graph. torch is left until it is asked for: its import cannot be broken off."""
+        if not (self._folder / layout.ENCODER / GRAPH).exists():
+            return
+        executor = ThreadPoolExecutor(1)
+        self._started = executor.submit(self._load)
+        executor.shutdown(wait=False)
+
+    def load(self) -> Encoder:
+        return self._load() if self._started is None else self._started.result()
+
+    def _load(self) -> Encoder:
+        stored = self.manifest.encoder
+        settings = {name: value for name, value in stored.items() if name in EncoderSettings.__dataclass_fields__}
+        state = self._folder / layout.ENCODER
+        return load_encoder(
+            EncoderSettings(**settings),
+            self._device,
+            self._progress.note,
+            state if state.exists() else None,
+            backend=stored["backend"],
+            precision=stored["precision"],
+        )
 
 
 def _check_query(place: int, query: object) -> None:

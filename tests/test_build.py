@@ -407,7 +407,7 @@ def test_kill_at_random_moments_leaves_the_old_index_and_a_build_that_goes_on(
 
 def test_control_c_exits_with_130_and_the_same_command_goes_on(tmp_path: Path, tiny_model: Path) -> None:
     many = tmp_path / "many.txt"
-    many.write_text("\n".join(random_texts(6000, seed=5)), encoding="utf-8")
+    many.write_text("\n".join(random_texts(30_000, seed=5)), encoding="utf-8")
     command = [
         sys.executable,
         "-c",

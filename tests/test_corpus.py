@@ -16,9 +16,9 @@ from conftest import write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.corpus import Corpus, CorpusOptions, is_blank
 from retrieval.corpus.files import natural_key
 from retrieval.corpus.lines import decoded_lines
+from retrieval.corpus.reader import Corpus, CorpusOptions, is_blank
 from retrieval.errors import CorpusError, UsageError
 
 TEXTS = ["怎么退货", "快递到哪了", "can I get a refund?"]

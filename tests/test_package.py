@@ -70,6 +70,8 @@ def test_faiss_and_torch_are_imported_only_where_they_are_owned() -> None:
         "faiss": {"index/vectors.py"},
         "torch": {f"encoders/{name}.py" for name in TORCH_MODULES},
         "gensim": {"encoders/word2vec.py"},
+        "openvino": {"encoders/runtime.py"},
+        "onnxruntime": {"encoders/runtime.py"},
         "typer": None,
     }
     for path in _modules():

@@ -10,10 +10,8 @@ import typer
 
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption
 from retrieval.cli.output import TerminalProgress, counted, print_json, print_line
-from retrieval.corpus import Corpus, CorpusOptions
 from retrieval.corpus.files import FORMATS, corpus_name
 from retrieval.encoders.catalog import DEFAULT_MODEL
-from retrieval.encoders.load import resolve_settings
 from retrieval.encoders.pooling import POOLINGS
 from retrieval.errors import UsageError
 
@@ -86,6 +84,10 @@ def index(
 
     Example: retr index corpus.parquet --text-column 标题 --id-column id --keep category
     """
+    from retrieval.corpus.reader import Corpus, CorpusOptions
+    from retrieval.encoders.load import resolve_settings
+    from retrieval.pipeline import BuildOptions, build_index
+
     progress = TerminalProgress(quiet)
     if whiten is not None:
         if transform is not None:
@@ -95,8 +97,6 @@ def index(
     files = Corpus(corpus, CorpusOptions(text_column, id_column, columns, format, encoding, sample, on_empty))
     settings = resolve_settings(model, pooling=pool, max_length=max_length, normalize=normalize or "")
     target = output or INDEXES / corpus_name(corpus)
-
-    from retrieval.pipeline import BuildOptions, build_index
 
     started = time.perf_counter()
     manifest = build_index(

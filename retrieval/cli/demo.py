@@ -12,7 +12,6 @@ from retrieval.cli.hits import write_table
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, QuietOption
 from retrieval.cli.output import TerminalProgress
 from retrieval.sample import corpus_file
-from retrieval.search import Index
 
 QUESTIONS = ("快递一直没收到怎么办", "手机丢了怎么把号码保住", "出国以后还能上网吗")
 
@@ -29,6 +28,8 @@ def demo(
     """
     with corpus_file() as corpus:
         build([str(corpus)], output=output, id_column="id", keep="category", device=device, quiet=quiet)
+    from retrieval.search import Index
+
     opened = Index.open(output, device=device, progress=TerminalProgress(quiet))
     for question, hits in zip(QUESTIONS, opened.search(QUESTIONS, k=5), strict=True):
         write_table(question, hits)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from retrieval.cli.output import print_json, print_line, shortened, visible
 from retrieval.types import Hit
 
@@ -30,6 +27,9 @@ def write_lines(query: str, hits: Sequence[Hit]) -> None:
 
 def write_table(query: str, hits: Sequence[Hit]) -> None:
     """A table a query, for people; kept columns only where the terminal is wide enough for them."""
+    from rich.console import Console
+    from rich.table import Table
+
     output = Console(highlight=False, markup=False)
     if not hits:
         output.print(f"{shortened(query, _TEXT_LIMIT)}: no hit")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.table import Table
-
 from retrieval.cli.options import DebugOption, JsonOption
 from retrieval.cli.output import print_json, print_line
 from retrieval.encoders.catalog import entries
@@ -32,6 +29,9 @@ def models(as_json: JsonOption = False, debug: DebugOption = False) -> None:
         for row in rows:
             print_line(*(str(row[column]) for column in columns))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(*columns)
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retrieval.cli.output import TerminalProgress
 from retrieval.errors import IndexFolderError
 from retrieval.index.folder import find_indexes
-from retrieval.search import Index
+
+if TYPE_CHECKING:
+    from retrieval.search import Index
 
 INDEXES = Path("indexes")
 
@@ -37,5 +39,7 @@ def index_path(index: Path | None, progress: TerminalProgress) -> Path:
 
 
 def open_index(index: Path | None, device: str, progress: TerminalProgress) -> Index:
-    """Open the index named, or the one built last."""
-    return Index.open(index_path(index, progress), device=device, progress=progress)
+    """Open the index named, or the one built last, for a search at once."""
+    from retrieval.search import Index
+
+    return Index.open(index_path(index, progress), device=device, preload=True, progress=progress)

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
-from rich.text import Text
-
 from retrieval.types import Advance
 
 _SECONDS_BETWEEN_LINES = 10.0
 _JOINERS = "\u200c\u200d"  # inside emoji and words
-
-console = Console(stderr=True, highlight=False)
 
 
 def print_line(*cells: str) -> None:
@@ -79,6 +65,11 @@ def shortened(value: Any, limit: int) -> str:
     return visible(text if len(text) <= limit else text[:limit] + "...")
 
 
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
 class TerminalProgress:
     """Bars on a terminal, a line now and then elsewhere; with `quiet`, nothing."""
 
@@ -87,14 +78,16 @@ class TerminalProgress:
 
     def note(self, message: str) -> None:
         if not self._quiet:
-            console.print(message, markup=False, soft_wrap=True)
+            _tell(message)
 
     @contextmanager
     def stage(self, name: str, unit: str, total: int | None, done: int = 0) -> Iterator[Advance]:
         if self._quiet or total == done:
             yield lambda units: None
-        elif console.is_terminal:
-            with _bars(unit) as bars:
+        elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+            from retrieval.cli.bars import progress_bars
+
+            with progress_bars(unit) as bars:
                 task = bars.add_task(name, total=total, completed=done, start_at=done)
                 yield lambda units: bars.advance(task, units)
         else:
@@ -118,35 +111,7 @@ class _Lines:
         of = f" of {self._total:,}" if self._total is not None else ""
         left = f", {_duration((self._total - self._done) / rate)} left" if self._total is not None and rate > 0 else ""
         line = f"{self._name}: {self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s{left}"
-        console.print(line, markup=False, soft_wrap=True)
-
-
-class _Rate(ProgressColumn):
-    """Units a second since this run began, not counting what was there before."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
-    def render(self, task: Task) -> Text:
-        elapsed = task.elapsed or 0.0
-        done = task.completed - float(task.fields.get("start_at", 0))
-        return Text(f"{done / elapsed:,.0f} {self._unit}/s" if elapsed > 0 and done > 0 else f"- {self._unit}/s")
-
-
-def _bars(unit: str) -> Bars:
-    return Bars(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(unit),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-        console=console,
-        transient=True,
-        speed_estimate_period=60,
-    )
+        _tell(line)
 
 
 def _duration(seconds: float) -> str:

@@ -12,8 +12,7 @@ import typer
 from retrieval.cli.hits import write_json, write_lines, write_table
 from retrieval.cli.options import DebugOption, DeviceOption, IndexOption, JsonOption, QuietOption, open_index
 from retrieval.cli.output import TerminalProgress
-from retrieval.corpus import is_blank
-from retrieval.corpus.lines import decoded_lines
+from retrieval.corpus.lines import decoded_lines, is_blank
 from retrieval.errors import UsageError
 
 _BATCH_QUERIES = 1024

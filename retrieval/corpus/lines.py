@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
 from typing import IO
 
 from retrieval.errors import CorpusError, UsageError
+
+# White space, control characters, and format characters that show nothing (U+200B, U+FEFF and their like).
+_VISIBLE = re.compile(
+    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]"
+)
+
+
+def is_blank(text: str | None) -> bool:
+    """Whether a text shows nothing: null, empty, or only white space, control and invisible format characters."""
+    return text is None or _VISIBLE.search(text) is None
+
 
 _CHUNK = 1 << 20
 

