@@ -1,9 +1,13 @@
-"""One query as a whole cold process, beside a sentence-transformers + faiss script, and warm queries in one process.
+r"""One query as a whole cold process, beside a sentence-transformers + faiss script, and warm queries in one process.
 
-    python benchmarks/bench_query.py --corpus titles.txt --rows 2000 --repeats 7
+    python benchmarks/bench_query.py --corpus titles.txt --rows 100000
+    python benchmarks/bench_query.py --corpus titles.txt --rows 100000 --model all-MiniLM-L6-v2 \
+        --output benchmarks/results/query-wordpiece.json
 
-The corpus is indexed once for each backend; every measured process then loads what it needs, answers one query and
-ends. Hits are compared with the peer's: never speed without quality. Results go to benchmarks/results/query.json.
+The corpus is indexed once for each side; every measured process then loads what it needs, answers one query and ends,
+side after side and round after round. The peer searches the first side's vectors; it encodes the query with the same
+weights, prompt and pooling. The queries are the corpus's last lines, which no side indexes, and hits are compared with
+the peer's: never speed without quality. Results go to benchmarks/results/query.json.
 Needs: pip install '.[bench,onnx]'.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,46 +26,58 @@ from typing import Any
 
 from bench_build import RESULTS, machine
 
-K = 10
-BACKENDS = {"retr, torch": ("torch", "float32"), "retr, onnx int8": ("onnx", "int8")}
+K, WARM = 10, 200
+SIDES = {"retr": ("auto", "auto"), "retr, onnx float32": ("onnx", "float32"), "retr, torch": ("torch", "float32")}
 PEER = "sentence-transformers + faiss"
-PEER_SCRIPT = """
+PEER_MODEL = """
+def load(weights, prompt):
+    from sentence_transformers import SentenceTransformer
+    if prompt:  # a folder without modules.json
+        from sentence_transformers.models import Pooling, Transformer
+        transformer = Transformer(weights, max_seq_length=512)
+        model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_word_embedding_dimension(), "mean")])
+    else:
+        model = SentenceTransformer(weights)
+    return lambda texts: model.encode(
+        [prompt + text for text in texts], normalize_embeddings=True, show_progress_bar=False
+    )
+"""
+PEER_QUERY = """
 import json, sys
 import faiss
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Pooling, Transformer
-folder, weights, query = sys.argv[1:]
-transformer = Transformer(weights, max_seq_length=512)
-model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_word_embedding_dimension(), "mean")])
+folder, weights, prompt, query = sys.argv[1:]
+encode = load(weights, prompt)
 index = faiss.read_index(folder + "/vectors.faiss")
 texts = json.load(open(folder + "/texts.json", encoding="utf-8"))
-_, rows = index.search(model.encode(["query: " + query], normalize_embeddings=True), 10)
+_, rows = index.search(encode([query]), 10)
 for row in rows[0]:
     print(json.dumps({"id": str(row), "text": texts[row]}, ensure_ascii=False))
 """
 
 
-def build(corpus: Path, folder: Path) -> dict[str, list[str]]:
+def build(corpus: Path, folder: Path, sides: list[str], model: str) -> dict[str, list[str]]:
     """Index the corpus for every side; the command of each, to which a query is appended."""
-    import faiss
-
     import retrieval
     from retrieval.encoders.bundled import bundled_folder
-    from retrieval.index.documents import Documents
+    from retrieval.encoders.catalog import DEFAULT_MODEL
 
     commands = {}
-    for side, (backend, precision) in BACKENDS.items():
-        target = folder / backend
-        retrieval.Index.build(corpus, target, transform="none", backend=backend, precision=precision)
-        retr = [sys.executable, "-m", "retrieval.cli.main", "query", "-i", str(target), "-k", str(K), "--json", "-q"]
-        commands[side] = retr
-    peer = folder / "peer"
-    peer.mkdir()
-    faiss.write_index(faiss.read_index(str(folder / "torch" / "vectors.faiss")), str(peer / "vectors.faiss"))
-    documents = Documents(folder / "torch" / "documents.arrow")
-    texts = [text for _, part in documents.texts(0, len(documents)) for text in part]
-    (peer / "texts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
-    commands[PEER] = [sys.executable, "-c", PEER_SCRIPT, str(peer), str(bundled_folder())]
+    for side in sides:
+        backend, precision = SIDES[side]
+        index = retrieval.Index.build(
+            corpus, folder / side, model=model, transform="none", backend=backend, precision=precision
+        )
+        encoder = index.manifest.encoder
+        seconds = index.manifest.build["seconds"]["encode"]
+        print(f"{side}: {encoder['backend']} {encoder['precision']}, encoded in {seconds:.0f} s", file=sys.stderr)
+        query = [sys.executable, "-m", "retrieval.cli.main", "query"]
+        commands[side] = [*query, "-i", str(folder / side), "-k", str(K), "--json", "-q"]
+    weights, prompt = (str(bundled_folder()), "query: ") if model == DEFAULT_MODEL else (model, "")
+    (folder / PEER).mkdir()
+    shutil.copyfile(folder / sides[0] / "vectors.faiss", folder / PEER / "vectors.faiss")
+    texts = corpus.read_text(encoding="utf-8").splitlines()
+    (folder / PEER / "texts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
+    commands[PEER] = [sys.executable, "-c", PEER_MODEL + PEER_QUERY, str(folder / PEER), weights, prompt]
     return commands
 
 
@@ -71,42 +88,33 @@ def ask(command: list[str], query: str) -> tuple[float, list[str]]:
     return seconds, [json.loads(line)["id"] for line in done.stdout.split("\n") if line.startswith("{")]
 
 
-def warm(folder: Path, queries: list[str]) -> dict[str, float]:
-    """Milliseconds of a search of one query in Python, everything loaded: median, by backend."""
+def warm(folder: Path, queries: list[str]) -> float:
+    """Milliseconds of a search of one query in Python, everything loaded: median."""
     import retrieval
 
-    result = {}
-    for side, (backend, _) in BACKENDS.items():
-        index = retrieval.Index.open(folder / backend)
-        index.search(queries[0])
-        times = []
-        for query in queries:
-            start = time.perf_counter()
-            index.search(query, K)
-            times.append(1000 * (time.perf_counter() - start))
-        result[side] = statistics.median(times)
-    return result
+    index = retrieval.Index.open(folder)
+    times = []
+    for query in queries:
+        start = time.perf_counter()
+        index.search(query, K)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, help="a text file, a document a line", required=True)
-    parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--output", type=Path, default=RESULTS.with_name("query.json"))
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     lines = options.corpus.read_text(encoding="utf-8").splitlines()
-    queries = lines[-options.repeats - 1 :]  # not indexed; the first is a warm-up
+    queries = lines[-options.repeats - 1 :]  # the first is a warm-up
     runs: dict[str, list[tuple[float, list[str]]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         part = folder / "corpus.txt"
         part.write_text("\n".join(lines[: options.rows]) + "\n", encoding="utf-8")
-        commands = build(part, folder)
+        commands = build(part, folder, options.sides, options.model)
         for query in queries:
             for side, command in commands.items():
                 runs.setdefault(side, []).append(ask(command, query))
-        warmed = warm(folder, queries)
+        warmed = {side: warm(folder / side, lines[-WARM:]) for side in options.sides}
+    bare = [ask([sys.executable, "-c", "import numpy"], query)[0] for query in queries]
     table: dict[str, dict[str, Any]] = {}
     for side, measured in runs.items():
         seconds = [second for second, _ in measured[1:]]
@@ -118,16 +126,35 @@ def main() -> None:
             f"overlap@{K}_with_peer": statistics.mean(same),
             "warm_milliseconds": warmed.get(side),
         }
-    result = {
+    return {
         **machine(),
         "corpus": options.corpus.name,
+        "model": Path(options.model).name,
         "rows": options.rows,
         "repeats": options.repeats,
+        "seconds_of_import_numpy": statistics.median(bare),
         "sides": table,
     }
+
+
+def main() -> None:
+    from retrieval.encoders.catalog import DEFAULT_MODEL
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, help="a text file, a document a line", required=True)
+    parser.add_argument(
+        "--model", help="a sentence-transformers folder; without it: the default", default=DEFAULT_MODEL
+    )
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["retr"])
+    parser.add_argument("--output", type=Path, default=RESULTS.with_name("query.json"))
+    options = parser.parse_args()
+    result = measure(options)
     options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"import numpy alone: {result['seconds_of_import_numpy']:.2f} s")
     print(f"{'':<32}{'cold, s':>9}{'x faster':>10}{'overlap@10':>12}{'warm, ms':>10}")
-    for side, row in table.items():
+    for side, row in result["sides"].items():
         milliseconds = row["warm_milliseconds"]
         print(
             f"{side:<32}{row['seconds']['median']:>9.2f}{row['times_faster_than_peer']:>10.2f}"
