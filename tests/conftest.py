@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +16,22 @@ import hypothesis
 import numpy as np
 import pytest
 
+from retrieval.storage import cache_directory
+
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def own_cache() -> Path:
+    """A cache for this run: graphs of random models are no use to the user. Unpacked models are shared with theirs."""
+    models = cache_directory() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="retr-tests-"))
+    (folder / "models").symlink_to(models)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+os.environ["RETR_CACHE"] = str(own_cache())
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a shared machine is slow at times
 hypothesis.settings.load_profile("untimed")

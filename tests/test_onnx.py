@@ -32,14 +32,6 @@ LEAST_COSINE = {"float32": 0.999999, "bf16": 0.999, "int8": 0.995}
 """To torch's float32, of a tiny random model, whose directions are worth less than a real one's."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Graphs of random models are no use to the user."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RETR_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def graph_encoder(model: Path, runtime: str = "openvino", precision: str = "float32", **options: str) -> OnnxEncoder:
     encoder = load_to_build(resolve_settings(model, **options), "cpu", runtime, precision)
     assert isinstance(encoder, OnnxEncoder)
@@ -104,7 +96,7 @@ def test_rounded_blocks_are_within_half_a_step_of_the_matrix(k: int, n: int, see
 
 
 @pytest.fixture(scope="module")
-def graph(tiny_model: Path, cache: None) -> OnnxEncoder:
+def graph(tiny_model: Path) -> OnnxEncoder:
     return graph_encoder(tiny_model)
 
 
@@ -193,6 +185,20 @@ def test_an_index_answers_without_torch_and_without_the_model(tmp_path: Path, ti
     )
     done = subprocess.run([sys.executable, "-c", code, moved, texts[7]], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "7 1.0 []"
+
+
+def test_a_cold_query_loads_only_what_it_needs(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "c.txt").write_text("\n".join(random_texts(20)), encoding="utf-8")
+    Index.build(tmp_path / "c.txt", tmp_path / "i", model=tiny_model)
+    code = (
+        "import sys; from retrieval.cli.main import main\n"
+        "sys.argv[1:] = ['query', '甲', '-k', '1', '-i', sys.argv[1]]\n"
+        "try: main()\n"
+        "except SystemExit: print([name for name in sys.argv[6:] + 'torch transformers onnx onnxscript rich scipy '"
+        "'pyarrow.parquet pyarrow.compute huggingface_hub safetensors'.split() if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "i")], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def test_texts_are_normalised_before_the_graph(tmp_path: Path, tiny_model: Path) -> None:

@@ -96,6 +96,8 @@ def load_encoder(
         The model cannot be found or is not whole.
     """
     if state is not None and (state / GRAPH).exists():
+        if device not in (AUTO, "cpu"):
+            note(f"the index's own graph runs on the CPU; the device {device} does not matter")
         return _normalizing(OnnxEncoder(state, backend))
     # Only where resolve_settings has found one: a folder that is gone may have had a plus sign in its name.
     terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None

@@ -59,7 +59,7 @@ class _OpenVinoSession:
         self.outputs = frozenset(value.get_any_name() for value in model.outputs)
         self._tail = self._cut_tail(model) if VECTOR in self.outputs else None
         body = openvino.Model([model.output(POOLED)], model.get_parameters())
-        self._body = self._compile(body, "bf16" if precision == "bf16" else "f32")
+        self._body = self._compile(body, "bf16" if precision == "bf16" and openvino_has_bf16() else "f32")
         self._lock = threading.Lock()
 
     def _cut_tail(self, model: Any) -> Any:
