@@ -21,8 +21,9 @@ from retrieval.encoders import onnx_precision
 from retrieval.encoders.base import Encoder
 from retrieval.encoders.load import load_encoder, load_to_build, resolve_settings
 from retrieval.encoders.normalize import NormalizingEncoder
-from retrieval.encoders.onnx import DESCRIPTION, GRAPH, TOKENIZER, WEIGHTS, OnnxEncoder, copy_graph
+from retrieval.encoders.onnx import DESCRIPTION, GRAPH, WEIGHTS, OnnxEncoder, copy_graph
 from retrieval.encoders.onnx_precision import rounded_blocks, rounded_rows
+from retrieval.encoders.quick_tokenizer import TOKENIZER
 from retrieval.encoders.runtime import RUNTIMES, openvino_has_bf16
 from retrieval.errors import EncoderError, UsageError
 from retrieval.transforms.apply import unit_vectors

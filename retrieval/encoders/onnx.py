@@ -1,8 +1,8 @@
 """A transformer as an ONNX graph: no torch and no transformers to load, and it can travel.
 
 A graph folder holds `model.onnx` with its weights in `model.onnx.data` (token numbers -> pooled embedding; in an index
-also -> transformed -> unit length), `tokenizer.json`, and `encoder.json` (settings, precision, fingerprint). It is all
-that a query needs.
+also -> transformed -> unit length), `tokenizer.json`, a large Unigram vocabulary again in a form that opens quickly,
+and `encoder.json` (settings, precision, fingerprint). It is all that a query needs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings, Family, TextKind
 from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.normalize import NormalizingEncoder
+from retrieval.encoders.quick_tokenizer import QuickTokenizer, Tokens
 from retrieval.encoders.runtime import POOLED, VECTOR, Feeds, open_session
 from retrieval.errors import EncoderError, RetrError, UsageError
 from retrieval.storage import HASHES, atomic_file, copy_file
 
-GRAPH, WEIGHTS, TOKENIZER, DESCRIPTION = "model.onnx", "model.onnx.data", "tokenizer.json", "encoder.json"
+GRAPH, WEIGHTS, DESCRIPTION = "model.onnx", "model.onnx.data", "encoder.json"
 FORMAT = 1
 PRECISIONS = ("float32", "bf16", "int8")
 
@@ -43,8 +44,6 @@ class OnnxEncoder:
     """
 
     def __init__(self, folder: Path, runtime: str, source: str | None = None) -> None:
-        from tokenizers import Tokenizer
-
         self.folder, self.backend = folder, runtime
         try:
             description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
@@ -60,15 +59,13 @@ class OnnxEncoder:
             self.fingerprint: str = description["fingerprint"]
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
-            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            self._tokenizer = QuickTokenizer(folder, self.settings.max_length)
             self._session = open_session(folder / GRAPH, runtime, self.precision)
         except RetrError:
             raise
-        except Exception as error:  # tokenizers and the runtimes have no common exception
+        except Exception as error:  # the runtimes have no common exception
             detail = " ".join(str(error).split())[:200]
             raise EncoderError(f"the encoder in {folder} cannot be loaded: {detail}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(self.settings.max_length)
         self.counts = EncoderCounts()
 
     @property
@@ -95,42 +92,42 @@ class OnnxEncoder:
     ) -> NDArray[np.float32]:
         vectors = np.zeros((len(texts), width), dtype=np.float32)
         tokens = self._tokenize(texts, kind)
-        for rows in batches([len(ids) for ids, _ in tokens]):
-            known = [row for row in rows if tokens[row][0]]
+        for rows in batches([len(each.ids) for each in tokens]):
+            known = [row for row in rows if tokens[row].ids]
             if known:
                 vectors[known] = self._session.run(output, self._feeds([tokens[row] for row in known]))
             if on_batch is not None:
                 on_batch(len(rows))
         return vectors
 
-    def _tokenize(self, texts: Sequence[str], kind: TextKind) -> list[tuple[list[int], list[int]]]:
+    def _tokenize(self, texts: Sequence[str], kind: TextKind) -> list[Tokens]:
         prompt = self.settings.query_prompt if kind == "query" else self.settings.document_prompt
-        tokens: list[tuple[list[int], list[int]]] = []
+        tokens: list[Tokens] = []
         for part in parts(texts):
             try:
-                encodings = self._tokenizer.encode_batch([prompt + text for text in part])
-            except UnicodeEncodeError as error:
+                found = self._tokenizer.encode_batch([prompt + text for text in part])
+            except (UnicodeEncodeError, TypeError) as error:  # by the version of tokenizers
                 raise UsageError(f"a text holds half a surrogate pair, which is not a character: {error}") from None
             self.counts += EncoderCounts(
-                truncated=sum(bool(encoding.overflowing) for encoding in encodings),
-                tokens=sum(len(encoding.ids) for encoding in encodings),
-                unknown=sum(encoding.ids.count(self._unknown) for encoding in encodings),
-                without_vector=sum(not encoding.ids for encoding in encodings),
+                truncated=sum(each.truncated for each in found),
+                tokens=sum(len(each.ids) for each in found),
+                unknown=sum(each.ids.count(self._unknown) for each in found),
+                without_vector=sum(not each.ids for each in found),
             )
-            tokens += [(encoding.ids, encoding.type_ids) for encoding in encodings]
+            tokens += found
         return tokens
 
-    def _feeds(self, batch: Sequence[tuple[list[int], list[int]]]) -> Feeds:
-        shape = (len(batch), max(len(ids) for ids, _ in batch))
+    def _feeds(self, batch: Sequence[Tokens]) -> Feeds:
+        shape = (len(batch), max(len(each.ids) for each in batch))
         feeds = {
             "input_ids": np.full(shape, self._pad, dtype=np.int64),
             "attention_mask": np.zeros(shape, dtype=np.int64),
             "token_type_ids": np.zeros(shape, dtype=np.int64),
         }
-        for row, (ids, types) in enumerate(batch):
-            feeds["input_ids"][row, : len(ids)] = ids
-            feeds["attention_mask"][row, : len(ids)] = 1
-            feeds["token_type_ids"][row, : len(ids)] = types
+        for row, each in enumerate(batch):
+            feeds["input_ids"][row, : len(each.ids)] = each.ids
+            feeds["attention_mask"][row, : len(each.ids)] = 1
+            feeds["token_type_ids"][row, : len(each.ids)] = each.type_ids
         return {name: feeds[name] for name in self._session.inputs}
 
 

@@ -14,9 +14,10 @@ import onnx
 import torch
 
 from retrieval.encoders.graphs import NotExportableError
-from retrieval.encoders.onnx import FORMAT, GRAPH, TOKENIZER, WEIGHTS, write_description
+from retrieval.encoders.onnx import FORMAT, GRAPH, WEIGHTS, write_description
 from retrieval.encoders.onnx_precision import with_precision
 from retrieval.encoders.pooling import averaged_states, pool
+from retrieval.encoders.quick_tokenizer import TOKENIZER, VOCABULARY, write_vocabulary
 from retrieval.encoders.runtime import POOLED
 from retrieval.encoders.transformer import TransformerEncoder
 from retrieval.storage import make_readable
@@ -42,6 +43,7 @@ def export_graph(encoder: TransformerEncoder, folder: Path, precision: str) -> N
         what = "has a tokenizer without a fast version" if backend is None else "changes texts or leaves out prompts"
         raise NotExportableError(f"{encoder.settings.source} {what}, which a graph cannot")
     (folder / TOKENIZER).write_text(backend.to_str(), encoding="utf-8")
+    write_vocabulary(folder / TOKENIZER, folder / VOCABULARY)
     with _quiet():
         model = with_precision(_without_traces(_export(encoder)), precision)
         # Beside the graph, weights are mapped into memory, not read; and an index's own graph can share them.
