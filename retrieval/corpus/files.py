@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-import pyarrow as pa
-
 from retrieval.errors import CorpusError, UsageError
 
 STANDARD_INPUT = "-"
@@ -175,6 +173,8 @@ def _decompressed_head(stream: io.BufferedReader) -> bytes:
     if head.startswith(_GZIP_MAGIC):
         return zlib.decompressobj(wbits=31).decompress(head, 1 << 12)
     if head.startswith(_ZSTD_MAGIC):
+        import pyarrow as pa
+
         with pa.CompressedInputStream(pa.BufferReader(head), "zstd") as inner:
             return bytes(inner.read(64))
     return head
@@ -189,5 +189,7 @@ def _decompressed(stream: io.BufferedReader) -> object:
     if head.startswith(_GZIP_MAGIC):
         return gzip.GzipFile(fileobj=stream)
     if head.startswith(_ZSTD_MAGIC):
+        import pyarrow as pa  # not at the top: the command line reads this module's names before every query
+
         return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
     return stream
