@@ -41,7 +41,9 @@ def run_retr(corpus: Path, queries: list[str], folder: Path, transform: str) -> 
     seconds = time.perf_counter() - start
     hits = [[int(hit.doc_id) for hit in found] for found in index.search(queries, k=K)]
     stages = dict(index.manifest.build["seconds"])
-    return {"seconds": seconds, "stages": stages, "hits": hits, "dimension": index.manifest.index["dimension"]}
+    manifest = index.manifest
+    taken = {name: manifest.encoder[name] for name in ("backend", "precision")}
+    return {"seconds": seconds, "stages": stages, "hits": hits, "dimension": manifest.index["dimension"], **taken}
 
 
 def run_peer(corpus: Path, queries: list[str], folder: Path) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def overlap(one: list[list[int]], other: list[list[int]]) -> float:
 
 
 def machine() -> dict[str, Any]:
-    names = ("retr", "torch", "transformers", "sentence-transformers", "faiss-cpu", "numpy", "pyarrow")
+    names = ("retr", "torch", "openvino", "transformers", "sentence-transformers", "faiss-cpu", "numpy", "pyarrow")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -139,6 +141,7 @@ def measure(corpus: Path, rows: int | None, repeats: int, sides: list[str]) -> d
             "encode_texts_per_second": rows / statistics.median(run["stages"]["encode"] for run in runs),
             "peak_mib": statistics.median(run["peak_mib"] for run in runs),
             "dimension": runs[0]["dimension"],
+            **{name: runs[0][name] for name in ("backend", "precision") if name in runs[0]},
         }
         if peer:
             ratios = [other["seconds"] / one["seconds"] for one, other in zip(runs, peer, strict=True)]

@@ -28,14 +28,30 @@ WORDS: dict[str, dict[str, Any]] = {
             "same 10 neighbours as the peer",
         ),
         "titles": (
-            "All {rows:,} titles, while other jobs shared the cores: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak "
-            "{peak:,.0f} MiB, index of {dimension} dimensions ({where}; `{command}`)."
+            "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of {dimension} "
+            "dimensions ({where}; `{command}`)."
+        ),
+        "encode": (
+            "Encoding {texts:,} sentences of LCQMC test and {texts:,} titles with the default model, by backend and "
+            "precision (medians of {repeats}, in turn in one process; the loss is against torch float32; {where}; "
+            "`{command}`). The default on this machine is {default}:"
+        ),
+        "encode_head": (
+            "",
+            "LCQMC, texts/s",
+            "titles, texts/s",
+            "times faster than the peer",
+            "one text, ms",
+            "lowest cosine",
+            "after whiten-256",
+            "LCQMC Spearman: raw, rotate-256, whiten-256",
         ),
         "query": (
-            "One query as a whole cold process over {rows:,} titles (median of {repeats}, in turn in one run; {where}; "
-            "`{command}`):"
+            "One query as a whole cold process over {rows:,} titles (medians of {repeats}, in turn in one run; the peer "
+            "is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
+            "{numpy:.2f} s; {where}; `{command}`):"
         ),
-        "query_head": ("", "cold, s", "times faster than the peer", "same 10 neighbours as the peer", "warm, ms"),
+        "query_head": ("model", "", "cold, s", "times faster than the peer", "same 10 neighbours", "warm, ms"),
     },
     "README.zh.md": {
         "build": (
@@ -51,14 +67,29 @@ WORDS: dict[str, dict[str, Any]] = {
             "前 10 个近邻与对照的重合",
         ),
         "titles": (
-            "全部 {rows:,} 条标题（当时还有别的任务占用这两个核）：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，"
-            "内存峰值 {peak:,.0f} MiB，索引 {dimension} 维（{where}；`{command}`）。"
+            "全部 {rows:,} 条标题：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，内存峰值 {peak:,.0f} MiB，索引 {dimension} 维"
+            "（{where}；`{command}`）。"
+        ),
+        "encode": (
+            "用默认模型编码 LCQMC 测试集的 {texts:,} 句和 {texts:,} 条标题，按后端与精度（同一进程里轮流做，取 {repeats} 次的"
+            "中位数；损失以 torch float32 为准；{where}；`{command}`）。这台机器上默认是 {default}："
+        ),
+        "encode_head": (
+            "",
+            "LCQMC，条/秒",
+            "标题，条/秒",
+            "比对照快几倍",
+            "单条，毫秒",
+            "最低余弦",
+            "whiten-256 之后",
+            "LCQMC Spearman：原始、rotate-256、whiten-256",
         ),
         "query": (
-            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
-            "{where}；`{command}`）："
+            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；对照是"
+            "用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；{where}；"
+            "`{command}`）："
         ),
-        "query_head": ("", "冷启动，秒", "比对照快几倍", "前 10 个近邻与对照的重合", "热查询，毫秒"),
+        "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒"),
     },
 }
 
@@ -66,10 +97,10 @@ WORDS: dict[str, dict[str, Any]] = {
 def figures(readme: str) -> str:
     """The block of figures of one README, as Markdown."""
     words = WORDS[readme]
-    build, titles = (json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in ("build", "titles"))
+    build, titles = _result("build"), _result("titles")
     command = "python benchmarks/bench_build.py --corpus titles.txt --rows {rows} --repeats {repeats}".format(**build)
     lines = [words["build"].format(**build, where=_where(build), command=command), ""]
-    lines += ["| " + " | ".join(words["head"]) + " |", "|---" * len(words["head"]) + "|"]
+    lines += _head(words["head"])
     for side, row in build["sides"].items():
         cells = [
             f"{side} ({row['dimension']} d)",
@@ -91,24 +122,64 @@ def figures(readme: str) -> str:
         where=_where(titles),
         command=command,
     )
-    return "\n".join([*lines, "", whole, "", *_query_table(words)])
+    return "\n".join([*lines, "", whole, "", *_encode_table(words), "", *_query_table(words)])
+
+
+def _encode_table(words: dict[str, Any]) -> list[str]:
+    encode = _result("encode")
+    sides: dict[str, dict[str, Any]] = encode["sides"]
+    # What `auto` took when the titles were indexed on the same machine.
+    taken = _result("titles")["sides"]["retr"]
+    command = "python benchmarks/bench_encode.py --lcqmc lcqmc --titles titles.txt"
+    default = f"{taken['backend']} {taken['precision']}"
+    lines = [words["encode"].format(**encode, where=_where(encode), command=command, default=default), ""]
+    lines += _head(words["encode_head"])
+    for side, row in sides.items():
+        rates, times = row["texts_per_second"], row["times_faster_than_peer"]
+        cells = [
+            side,
+            f"{rates['lcqmc']['median']:.0f}",
+            f"{rates['titles']['median']:.0f}",
+            ", ".join(f"{times[name]['median']:.2f}" for name in ("lcqmc", "titles")),
+            f"{row['single_milliseconds']['median']:.1f} ({times['single']['median']:.2f} x)",
+        ]
+        if "lowest_cosine" in row:
+            cells += [f"{row['lowest_cosine'][name]:.6f}" for name in ("raw", "whiten-256")]
+            cells.append(
+                ", ".join(f"{row['lcqmc_spearman'][name]:.2f}" for name in ("raw", "rotate-256", "whiten-256"))
+            )
+        lines.append("| " + " | ".join([*cells, "", "", ""][:8]) + " |")
+    return lines
 
 
 def _query_table(words: dict[str, Any]) -> list[str]:
-    query = json.loads((RESULTS / "query.json").read_text(encoding="utf-8"))
-    command = "python benchmarks/bench_query.py --corpus titles.txt --rows {rows} --repeats {repeats}".format(**query)
-    lines = [words["query"].format(**query, where=_where(query), command=command), ""]
-    lines += ["| " + " | ".join(words["query_head"]) + " |", "|---" * len(words["query_head"]) + "|"]
-    for side, row in query["sides"].items():
-        cells = [
-            side,
-            f"{row['seconds']['median']:.2f}",
-            f"{row['times_faster_than_peer']:.2f}",
-            f"{row['overlap@10_with_peer']:.1%}",
-            f"{row['warm_milliseconds']:.1f}" if row["warm_milliseconds"] else "",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    results = [_result(name) for name in ("query", "query-wordpiece")]
+    first = results[0]
+    command = "python benchmarks/bench_query.py --corpus titles.txt"
+    numpy = first["seconds_of_import_numpy"]
+    lines = [words["query"].format(**first, where=_where(first), command=command, numpy=numpy), ""]
+    lines += _head(words["query_head"])
+    for result in results:
+        for side, row in result["sides"].items():
+            cells = [
+                result["model"],
+                side,
+                f"{row['seconds']['median']:.2f}",
+                f"{row['times_faster_than_peer']:.2f}",
+                f"{row['overlap@10_with_peer']:.1%}",
+                f"{row['warm_milliseconds']:.1f}" if row["warm_milliseconds"] else "",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _result(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _head(cells: tuple[str, ...]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |", "|---" * len(cells) + "|"]
 
 
 def with_figures(readme: str, text: str) -> str:
