@@ -28,8 +28,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "same 10 neighbours as the peer",
         ),
         "titles": (
-            "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of {dimension} "
-            "dimensions ({where}; `{command}`)."
+            "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of "
+            "{dimension} dimensions ({where}; `{command}`)."
         ),
         "encode": (
             "Encoding {texts:,} sentences of LCQMC test and {texts:,} titles with the default model, by backend and "
@@ -47,8 +47,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "LCQMC Spearman: raw, rotate-256, whiten-256",
         ),
         "query": (
-            "One query as a whole cold process over {rows:,} titles (medians of {repeats}, in turn in one run; the peer "
-            "is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
+            "One query as a whole cold process over {rows:,} titles (medians of {repeats}, in turn in one run; the "
+            "peer is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
             "{numpy:.2f} s; {where}; `{command}`):"
         ),
         "query_head": ("model", "", "cold, s", "times faster than the peer", "same 10 neighbours", "warm, ms"),
@@ -71,8 +71,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "（{where}；`{command}`）。"
         ),
         "encode": (
-            "用默认模型编码 LCQMC 测试集的 {texts:,} 句和 {texts:,} 条标题，按后端与精度（同一进程里轮流做，取 {repeats} 次的"
-            "中位数；损失以 torch float32 为准；{where}；`{command}`）。这台机器上默认是 {default}："
+            "用默认模型编码 LCQMC 测试集的 {texts:,} 句和 {texts:,} 条标题，按后端与精度（同一进程里轮流做，"
+            "取 {repeats} 次的中位数；损失以 torch float32 为准；{where}；`{command}`）。这台机器上默认是 {default}："
         ),
         "encode_head": (
             "",
@@ -85,8 +85,8 @@ WORDS: dict[str, dict[str, Any]] = {
             "LCQMC Spearman：原始、rotate-256、whiten-256",
         ),
         "query": (
-            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；对照是"
-            "用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；{where}；"
+            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
+            "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；{where}；"
             "`{command}`）："
         ),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒"),
