@@ -19,7 +19,7 @@ from retrieval.errors import EncoderError, UsageError
 Note = Callable[[str], None]
 BACKENDS = ("torch", "onnx")
 FUSION_STATE = "fusion.safetensors"
-_HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin")
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.batches import batches, parts
@@ -90,9 +92,13 @@ class TransformerEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        files = [self._base / "config.json", *self._weights, *(self._modules.files if self._modules else ())]
-        files += [path for name in _TOKENIZER_FILES if (path := self._base / name).exists()]
+        files = [self._base / "config.json", *self._weights]
+        files += self._modules.files if self._modules else ()
+        tokenizer_files = {*_TOKENIZER_FILES, *self.tokenizer.vocab_files_names.values()}
+        files += [path for name in tokenizer_files if (path := self._base / name).exists()]
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        if type(self.tokenizer).__name__ == _ROFORMER:  # rjieba's dictionary is part of the tokenizer
+            names["rjieba"] = importlib.metadata.version("rjieba")
         return settings_fingerprint(self.settings, names)
 
     @property
@@ -187,8 +193,20 @@ def _load_tokenizer(folder: Path) -> Any:
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if type(tokenizer).__name__ == _ROFORMER:
+            from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
+
+            # Given a vocab.txt, transformers 5 hands the splitter its path for the vocabulary, and no word is known.
+            splitter = JiebaPreTokenizer(tokenizer.get_vocab())
+            tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(splitter)
+        return tokenizer
     except Exception as error:  # every tokenizer class has failures of its own
+        if isinstance(error, ImportError) and "rjieba" in str(error):
+            raise EncoderError(
+                f"the tokenizer in {folder} needs the package rjieba, which is not installed: "
+                f"pip install 'retr[roformer]'"
+            ) from error
         raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -241,6 +259,7 @@ def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
     return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
 
 
+_ROFORMER = "RoFormerTokenizer"
 _OFFSET_POSITIONS = {
     "roberta",
     "xlm-roberta",
