@@ -58,6 +58,8 @@ class BuildOptions:
     precision: str = "float32"
     fresh: bool = False
     """Encode everything anew, whatever is there already."""
+    trust_remote_code: bool = False
+    """Whether Python code that the model brings along may be run."""
 
 
 @dataclass
@@ -173,7 +175,12 @@ class _Build:
         self.distinct = distinct = int((first_rows == np.arange(len(first_rows))).sum())
         if encoder is None:
             with self.stages.timed("load"):
-                encoder = load_encoder(self.options.settings, self.options.device, self.progress.note)
+                encoder = load_encoder(
+                    self.options.settings,
+                    self.options.device,
+                    self.progress.note,
+                    trust_remote_code=self.options.trust_remote_code,
+                )
                 if self.options.backend == "onnx":
                     encoder = as_graph(encoder, self.options.precision, self.progress.note)
         spec = self._choose_transform(encoder, len(documents), distinct)

@@ -43,6 +43,7 @@ class Index:
         self._documents, self._vectors, self._transform = documents, vectors, transform
         self._encoder: Encoder | None = None
         self._device = "auto"
+        self._trust_remote_code = False
         self._progress: Progress = NoProgress()
 
     @classmethod
@@ -52,6 +53,7 @@ class Index:
         *,
         encoder: Encoder | None = None,
         device: str = "auto",
+        trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
         """Open an index folder; the encoder is loaded with the first search.
@@ -60,6 +62,7 @@ class Index:
         ----------
         encoder : one that is loaded already, instead of the one that the manifest names.
         device : where the encoder runs: `auto`, `cpu` or `cuda`.
+        trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
         ------
@@ -71,6 +74,7 @@ class Index:
         folder = Path(path)
         index = cls._open_whole(folder)
         index._device = device
+        index._trust_remote_code = trust_remote_code
         index._progress = progress or NoProgress()
         if encoder is not None:
             index._encoder = index._checked(encoder)
@@ -94,6 +98,7 @@ class Index:
         backend: str = "torch",
         precision: str = "float32",
         fresh: bool = False,
+        trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
         """Build an index folder from corpus files, and open it.
@@ -113,6 +118,7 @@ class Index:
             transformers.
         precision : float32, or with onnx int8.
         fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
+        trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
         ------
@@ -127,9 +133,9 @@ class Index:
             if encoder
             else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
         )
-        options = BuildOptions(settings, transform, index, device, backend, precision, fresh)
+        options = BuildOptions(settings, transform, index, device, backend, precision, fresh, trust_remote_code)
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
-        return cls.open(path, encoder=encoder, device=device, progress=progress)
+        return cls.open(path, encoder=encoder, device=device, trust_remote_code=trust_remote_code, progress=progress)
 
     def __len__(self) -> int:
         """How many documents there are."""
@@ -177,7 +183,13 @@ class Index:
             }
             settings = EncoderSettings(**stored)
             state = self.path / layout.ENCODER
-            encoder = load_encoder(settings, self._device, self._progress.note, state if state.exists() else None)
+            encoder = load_encoder(
+                settings,
+                self._device,
+                self._progress.note,
+                state if state.exists() else None,
+                trust_remote_code=self._trust_remote_code,
+            )
             self._encoder = self._checked(encoder)
         return self._encoder
 

@@ -19,7 +19,7 @@ from retrieval.errors import EncoderError, UsageError
 Note = Callable[[str], None]
 BACKENDS = ("torch", "onnx")
 FUSION_STATE = "fusion.safetensors"
-_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin")
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
 
 
@@ -60,7 +60,12 @@ def resolve_settings(
 
 
 def load_encoder(
-    settings: EncoderSettings, device: str = "auto", note: Note = lambda message: None, state: Path | None = None
+    settings: EncoderSettings,
+    device: str = "auto",
+    note: Note = lambda message: None,
+    state: Path | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Encoder:
     """Load a model with its weights.
 
@@ -71,11 +76,12 @@ def load_encoder(
     note : called with one line before slow steps.
     state : the index's own folder of what its encoder needs: a graph, which is then all that is loaded, or the means of
         a fusion.
+    trust_remote_code : whether Python code that a model brings along may be run; no file can say so, only the caller.
 
     Raises
     ------
     EncoderError
-        The model cannot be found or is not whole.
+        The model cannot be found, is not whole, or brings code that is not trusted.
     """
     if state is not None and (state / GRAPH).exists():
         return OnnxEncoder(state)
@@ -83,13 +89,17 @@ def load_encoder(
     terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None
     if settings.pooling == FUSION_POOLING and (terms or state):
         if state is not None:
-            return FusionEncoder.load(state / FUSION_STATE, lambda part: load_encoder(part, device, note))
+            return FusionEncoder.load(
+                state / FUSION_STATE,
+                lambda part: load_encoder(part, device, note, trust_remote_code=trust_remote_code),
+            )
         parts = []
         for weight, model, centred in terms or []:
             part = resolve_settings(model, max_length=settings.max_length, normalize=settings.normalize)
-            parts.append(FusionPart(load_encoder(part, device, note), weight, centred))
+            encoder = load_encoder(part, device, note, trust_remote_code=trust_remote_code)
+            parts.append(FusionPart(encoder, weight, centred))
         return FusionEncoder(parts)
-    encoder = _load_one(settings, device, note)
+    encoder = _load_one(settings, device, note, trust_remote_code)
     return NormalizingEncoder(encoder) if settings.normalize else encoder
 
 
@@ -125,7 +135,7 @@ def as_graph(encoder: Encoder, precision: str, note: Note = lambda message: None
     return OnnxEncoder(graph_folder(encoder, precision, note))
 
 
-def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
+def _load_one(settings: EncoderSettings, device: str, note: Note, trust_remote_code: bool) -> Encoder:
     """One model, by what lies at its source."""
     entry = catalog.lookup(settings.source)
     if entry is not None and entry.source == catalog.USE:
@@ -149,7 +159,8 @@ def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
         return StaticEncoder(path, settings)
     from retrieval.encoders.transformer import TransformerEncoder
 
-    return TransformerEncoder(path, settings, device, entry.family if entry else None)
+    family = entry.family if entry else None
+    return TransformerEncoder(path, settings, device, family, trust_remote_code=trust_remote_code)
 
 
 def _find(source: str, note: Note) -> Path:

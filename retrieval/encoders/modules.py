@@ -91,7 +91,7 @@ def read_modules(folder: Path) -> Modules:
         if name not in _KNOWN or not kind.startswith("sentence_transformers."):
             raise EncoderError(
                 f"{folder / MODULES} names the module {kind!r}, which is not one of {', '.join(sorted(_KNOWN))}: "
-                f"its code would have to be run, and is not"
+                f"its code would have to be run, and never is, not even with --trust-remote-code"
             )
     static = names[0] == "StaticEmbedding"
     if not static and names[:2] != ["Transformer", "Pooling"]:
@@ -135,6 +135,12 @@ def base_folder(folder: Path) -> Path:
         return folder
     entries = _json(folder / MODULES)
     return folder / str(entries[0].get("path", "")) if isinstance(entries, list) and entries else folder
+
+
+def names_code(path: Path) -> bool:
+    """Whether a JSON file of a model names Python classes of the model's own: `auto_map`."""
+    config = _json(path, missing={})
+    return isinstance(config, dict) and bool(config.get("auto_map"))
 
 
 def _prompts(folder: Path) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.device import pick_device
-from retrieval.encoders.modules import MODULES, base_folder, read_modules
+from retrieval.encoders.modules import MODULES, base_folder, names_code, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
@@ -51,17 +51,24 @@ class TransformerEncoder:
     settings : max_length 0 stands for the most that the model takes, at most 512.
     device : `auto` (a GPU where there is one), `cpu`, `cuda` or any torch device.
     family : None tells it from the folder: sentence-transformers' modules.json means tuned.
+    trust_remote_code : whether Python code that the model brings along may be run.
 
     Raises
     ------
     EncoderError
-        A file is missing or unreadable, or the checkpoint lacks weights.
+        A file is missing or unreadable, the checkpoint lacks weights, or the model brings code that is not trusted.
     UsageError
         An unknown pooling, or a max_length beyond the model's positions.
     """
 
     def __init__(
-        self, folder: Path, settings: EncoderSettings, device: str = "auto", family: Family | None = None
+        self,
+        folder: Path,
+        settings: EncoderSettings,
+        device: str = "auto",
+        family: Family | None = None,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
@@ -75,10 +82,12 @@ class TransformerEncoder:
         if self._modules:
             settings = self._modules.settings(settings)
         self._weights = _weight_files(self._base)
+        if not trust_remote_code:
+            _refuse_code(self._base)
         self._device = pick_device(device)
         with _quiet_transformers():
-            self.tokenizer = _load_tokenizer(self._base)
-            self.model = _load_model(self._base, "pooler" in self.poolings).to(self._device).eval()
+            self.tokenizer = _load_tokenizer(self._base, trust_remote_code)
+            self.model = _load_model(self._base, "pooler" in self.poolings, trust_remote_code).to(self._device).eval()
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
@@ -99,6 +108,10 @@ class TransformerEncoder:
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
         if type(self.tokenizer).__name__ == _ROFORMER:  # rjieba's dictionary is part of the tokenizer
             names["rjieba"] = importlib.metadata.version("rjieba")
+        for part in (self.tokenizer, self.model):
+            if type(part).__module__.startswith("transformers_modules."):  # code of the model's own
+                code = Path(inspect.getfile(type(part))).parent.glob("*.py")
+                names |= {f"{type(part).__name__}/{path.name}": cached_sha256(path) for path in code}
         return settings_fingerprint(self.settings, names)
 
     @property
@@ -189,11 +202,26 @@ def _weight_files(folder: Path) -> list[Path]:
     raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def _refuse_code(folder: Path) -> None:
+    """EncoderError where the model names Python classes of its own."""
+    for name in ("config.json", "tokenizer_config.json"):
+        if names_code(folder / name):
+            raise EncoderError(
+                f"the model in {folder} brings its own code (auto_map in {name}), which was not run: read it, "
+                f"and give --trust-remote-code (in Python trust_remote_code=True) if you trust it"
+            )
+
+
+def _sources(trusted: bool) -> dict[str, bool]:
+    """Where transformers may take code from: nowhere, or the folder and the repositories that it names."""
+    return {"trust_remote_code": trusted, "local_files_only": not trusted}
+
+
+def _load_tokenizer(folder: Path, trusted: bool) -> Any:
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_sources(trusted))
         if type(tokenizer).__name__ == _ROFORMER:
             from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
@@ -210,19 +238,22 @@ def _load_tokenizer(folder: Path) -> Any:
         raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def _load_model(folder: Path, pooler: bool) -> Any:
+def _load_model(folder: Path, pooler: bool, trusted: bool) -> Any:
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        model_class: Any = transformers.AutoModel._model_mapping[type(config)]
-        # Without the argument a pooler that is missing is filled with random weights.
-        takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
-        options = {"add_pooling_layer": pooler} if takes_pooler else {}
+        config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
+        config._attn_implementation = None  # a name there would be fetched from the hub and run
+        options = {}
+        if "AutoModel" not in (getattr(config, "auto_map", None) or {}):
+            model_class: Any = transformers.AutoModel._model_mapping[type(config)]
+            # Without the argument a pooler that is missing is filled with random weights.
+            if "add_pooling_layer" in inspect.signature(model_class).parameters:
+                options["add_pooling_layer"] = pooler
         model, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
-            local_files_only=True,
             dtype=torch.float32,
             output_loading_info=True,
+            **_sources(trusted),
             **options,
         )
     except Exception as error:  # every model class has failures of its own
