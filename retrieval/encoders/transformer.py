@@ -127,17 +127,26 @@ class TransformerEncoder:
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
-        """See Encoder.encode. Texts are sorted by length, so that batches hold little padding."""
-        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        """See Encoder.encode. A row is 0 where a text has no token that counts.
+
+        Texts are sorted by length, so that batches hold little padding.
+        """
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         if not texts:
             return vectors
         tokens = self._tokenize(texts, kind)
         prompt_tokens = self._prompt_tokens(kind)
-        for rows in batches([len(ids) for ids in tokens["input_ids"]]):
+        lengths = np.array([len(ids) for ids in tokens["input_ids"]])
+        known = np.flatnonzero(lengths > prompt_tokens)
+        self.counts += EncoderCounts(without_vector=len(texts) - len(known))
+        for places in batches(lengths[known].tolist()):
+            rows = known[places]
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
             vectors[rows] = self._forward(batch, prompt_tokens)
             if on_batch is not None:
                 on_batch(len(rows))
+        if on_batch is not None and len(known) < len(texts):
+            on_batch(len(texts) - len(known))
         return vectors
 
     def _prompt(self, kind: TextKind) -> str:
