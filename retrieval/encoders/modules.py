@@ -7,6 +7,8 @@ The vectors equal `SentenceTransformer.encode`; a module of another kind is an e
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,6 +145,16 @@ def names_code(path: Path) -> bool:
     return isinstance(config, dict) and bool(config.get("auto_map"))
 
 
+def not_only_tensors(folder: Path, error: pickle.UnpicklingError) -> EncoderError:
+    """What torch refuses to unpickle, as an error; torch's own message advises to run it."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    found = f"hold more than tensors ({refused[1]})" if refused else "are damaged or hold more than tensors"
+    return EncoderError(
+        f"the weights in {folder} {found}, and were not loaded, since that could run code: "
+        f"convert them to model.safetensors where you trust them, or download them again"
+    )
+
+
 def _prompts(folder: Path) -> tuple[str, str]:
     config = _json(folder / "config_sentence_transformers.json", missing={})
     prompts = config.get("prompts") or {}
@@ -229,6 +241,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
             return load_file(folder / "model.safetensors")
         if (folder / "pytorch_model.bin").exists():
             return dict(torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        raise not_only_tensors(folder, error) from error
     except (SafetensorError, RuntimeError, OSError, ValueError) as error:
         raise EncoderError(f"the weights in {folder} cannot be loaded: {error}") from error
     raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")

@@ -6,6 +6,8 @@ import contextlib
 import importlib.metadata
 import inspect
 import logging
+import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,12 +18,13 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.device import pick_device
-from retrieval.encoders.modules import MODULES, base_folder, names_code, read_modules
+from retrieval.encoders.modules import MODULES, base_folder, names_code, not_only_tensors, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
@@ -74,6 +77,10 @@ class TransformerEncoder:
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         if check_pooling(settings.pooling) in OTHER_POOLINGS:
             raise UsageError(f"pooling {settings.pooling!r} is no transformer's: expected one of {', '.join(POOLINGS)}")
+        if settings.pooling == OWN_MODULES and not modular:
+            raise UsageError(
+                f"pooling {OWN_MODULES!r} needs a {MODULES}, and {folder} has none: choose another pooling"
+            )
         self.family: Family = family or ("tuned" if modular else "raw")
         self._folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
@@ -88,6 +95,7 @@ class TransformerEncoder:
         with _quiet_transformers():
             self.tokenizer = _load_tokenizer(self._base, trust_remote_code)
             self.model = _load_model(self._base, "pooler" in self.poolings, trust_remote_code).to(self._device).eval()
+        _check_vocabulary(self._base, self.tokenizer, self.model)
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
@@ -265,6 +273,13 @@ def _load_model(folder: Path, pooler: bool, trusted: bool) -> Any:
             **_sources(trusted),
             **options,
         )
+    except pickle.UnpicklingError as error:
+        raise not_only_tensors(folder, error) from error
+    except SafetensorError as error:
+        raise EncoderError(
+            f"the weights in {folder} cannot be loaded, they are damaged or cut short ({_first_line(error)}): "
+            f"download or copy them again"
+        ) from error
     except Exception as error:  # every model class has failures of its own
         raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     missing = sorted(report["missing_keys"])
@@ -276,6 +291,17 @@ def _load_model(folder: Path, pooler: bool, trusted: bool) -> Any:
             f"the checkpoint is not whole, or its config.json is another model's"
         )
     return model
+
+
+def _check_vocabulary(folder: Path, tokenizer: Any, model: Any) -> None:
+    """A token without a row would be an error in the middle of a build."""
+    with contextlib.suppress(NotImplementedError, AttributeError):  # a model without a table
+        rows = len(model.get_input_embeddings().weight)
+        if len(tokenizer) > rows:
+            raise EncoderError(
+                f"the tokenizer in {folder} has {len(tokenizer):,} tokens, and the model's embedding table "
+                f"{rows:,} rows: they do not belong together; restore the model's own tokenizer or weights"
+            )
 
 
 def _check_layers(pooling: str, config: Any) -> None:
@@ -319,7 +345,9 @@ def _quiet_transformers() -> Iterator[None]:
     log.set_verbosity(logging.CRITICAL)
     log.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         log.set_verbosity(level)
         if bars:
