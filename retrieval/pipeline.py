@@ -58,6 +58,8 @@ class BuildOptions:
     precision: str = AUTO
     fresh: bool = False
     """Encode everything anew, whatever is there already."""
+    trust_remote_code: bool = False
+    """Whether Python code that the model brings along may be run."""
 
 
 @dataclass
@@ -175,7 +177,12 @@ class _Build:
             with self.stages.timed("load"):
                 options = self.options
                 encoder = load_to_build(
-                    options.settings, options.device, options.backend, options.precision, self.progress.note
+                    options.settings,
+                    options.device,
+                    options.backend,
+                    options.precision,
+                    self.progress.note,
+                    trust_remote_code=options.trust_remote_code,
                 )
         spec = self._choose_transform(encoder, len(documents), distinct)
         if isinstance(encoder, FusionEncoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class Index:
         self.manifest = manifest
         self._documents, self._vectors = documents, vectors
         self._encoder: Encoder | None = None
-        self._loader = _Loader(path, manifest, "auto", NoProgress())
+        self._loader = _Loader(path, manifest)
 
     @classmethod
     def open(
@@ -58,6 +59,7 @@ class Index:
         encoder: Encoder | None = None,
         device: str = "auto",
         preload: bool = False,
+        trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
         """Open an index folder; the encoder is loaded with the first search.
@@ -67,6 +69,7 @@ class Index:
         encoder : one that is loaded already, instead of the one that the manifest names.
         device : where the encoder runs: `auto`, `cpu` or `cuda`.
         preload : load an encoder that the folder carries at once, while the rest is opened.
+        trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
         ------
@@ -76,15 +79,15 @@ class Index:
             The encoder is not the one that built the index.
         """
         folder, progress = Path(path), progress or NoProgress()
-        loader = _Loader(folder, layout.read_manifest(folder), device, progress)
+        loader = _Loader(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
         index = cls._open_whole(folder)
         if encoder is not None:
             index._encoder = index._checked(encoder)
-        # Another build may have taken the name meanwhile.
-        is_same = loader.manifest.created == index.manifest.created
-        index._loader = loader if is_same else _Loader(folder, index.manifest, device, progress)
+        if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
+            loader = _Loader(folder, index.manifest, device, trust_remote_code, progress)
+        index._loader = loader
         return index
 
     @classmethod
@@ -105,6 +108,7 @@ class Index:
         backend: str = "auto",
         precision: str = "auto",
         fresh: bool = False,
+        trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
         """Build an index folder from corpus files, and open it.
@@ -125,6 +129,7 @@ class Index:
         precision : auto, float32, bf16 (openvino, torch) or int8 (openvino, onnx). auto takes bf16 where the processor
             multiplies in it, else float32.
         fresh : encode everything anew, whatever an unfinished build or the standing index already holds.
+        trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
         ------
@@ -140,9 +145,9 @@ class Index:
             if encoder
             else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
         )
-        options = BuildOptions(settings, transform, index, device, backend, precision, fresh)
+        options = BuildOptions(settings, transform, index, device, backend, precision, fresh, trust_remote_code)
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
-        return cls.open(path, encoder=encoder, device=device, progress=progress)
+        return cls.open(path, encoder=encoder, device=device, trust_remote_code=trust_remote_code, progress=progress)
 
     def __len__(self) -> int:
         """How many documents there are."""
@@ -272,36 +277,41 @@ class Index:
         return (sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:])[:k]
 
 
+@dataclass
 class _Loader:
     """Loads the encoder that a manifest names; in a thread, where it is started before it is asked."""
 
-    def __init__(self, folder: Path, manifest: layout.Manifest, device: str, progress: Progress) -> None:
-        self.manifest = manifest
-        self._folder, self._device, self._progress = folder, device, progress
-        self._started: Future[Encoder] | None = None
+    folder: Path
+    manifest: layout.Manifest
+    device: str = "auto"
+    trust_remote_code: bool = False
+    progress: Progress = field(default_factory=NoProgress)
+    _started: Future[Encoder] | None = None
 
     def start(self) -> None:
         """Begin to load a graph. torch is left until it is asked for: its import cannot be broken off."""
-        if not (self._folder / layout.ENCODER / GRAPH).exists():
+        if not (self.folder / layout.ENCODER / GRAPH).exists():
             return
         executor = ThreadPoolExecutor(1)
         self._started = executor.submit(self._load)
         executor.shutdown(wait=False)
 
     def load(self) -> Encoder:
+        """The encoder, waited for where it is on its way."""
         return self._load() if self._started is None else self._started.result()
 
     def _load(self) -> Encoder:
         stored = self.manifest.encoder
         settings = {name: value for name, value in stored.items() if name in EncoderSettings.__dataclass_fields__}
-        state = self._folder / layout.ENCODER
+        state = self.folder / layout.ENCODER
         return load_encoder(
             EncoderSettings(**settings),
-            self._device,
-            self._progress.note,
+            self.device,
+            self.progress.note,
             state if state.exists() else None,
             backend=stored["backend"],
             precision=stored["precision"],
+            trust_remote_code=self.trust_remote_code,
         )
 
 

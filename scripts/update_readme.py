@@ -86,8 +86,8 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "query": (
             "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
-            "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；{where}；"
-            "`{command}`）："
+            "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；"
+            "{where}；`{command}`）："
         ),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒"),
     },

@@ -83,6 +83,7 @@ def make_tiny_model(folder: Path, kind: str = "bert", seed: int = 0) -> Path:
         "roberta": lambda: transformers.RobertaConfig(**{**layered, "max_position_embeddings": POSITIONS + 1}),
         "xlm-roberta": lambda: transformers.XLMRobertaConfig(**{**layered, "max_position_embeddings": POSITIONS + 1}),
         "albert": lambda: transformers.AlbertConfig(**layered, embedding_size=16),
+        "roformer": lambda: transformers.RoFormerConfig(**layered, embedding_size=16),
         "distilbert": lambda: transformers.DistilBertConfig(
             **shape, dim=HIDDEN, n_layers=LAYERS, n_heads=4, hidden_dim=48, max_position_embeddings=POSITIONS
         ),

@@ -6,14 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Retr, random_texts
+import torch
+from conftest import Retr, make_tiny_model, random_texts
 
 
 def failed(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
@@ -157,6 +158,65 @@ def test_model_that_is_not_there(tmp_path: Path, retr: Retr) -> None:
     failed(retr("index", "c.txt", "--model", "./nowhere"), 1, "no model folder at './nowhere'")
     (tmp_path / "empty").mkdir()
     failed(retr("index", "c.txt", "--model", "./empty"), 1, "has no config.json")
+    offline = retr("index", "c.txt", "--model", "some/model")
+    failed(offline, 1, "no model 'some/model'", "no such folder, and the hub did not give it", "--model FOLDER")
+
+
+class _Payload:
+    """What makes the file `ran` where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch ran",)
+
+
+def _pickle_code(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": _Payload()}, folder / "pytorch_model.bin")
+
+
+MODELS: dict[str, tuple[Callable[[Path], object], list[str], int, list[str]]] = {
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+        [],
+        1,
+        ["has no tokenizer", "expected tokenizer.json"],
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        [],
+        1,
+        ["has no weights", "expected model.safetensors"],
+    ),
+    "config that is no JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        [],
+        1,
+        ["config.json cannot be read"],
+    ),
+    "weights cut short": (
+        lambda folder: _cut(folder / "model.safetensors"),
+        [],
+        1,
+        ["the weights in", "damaged or cut short", "download or copy them again"],
+    ),
+    "pickled code": (_pickle_code, [], 1, ["hold more than tensors", "convert them to model.safetensors"]),
+    "no pooler": (
+        lambda folder: shutil.copytree(make_tiny_model(folder / "d", "distilbert"), folder, dirs_exist_ok=True),
+        ["--pool", "pooler"],
+        1,
+        ["has no pooler", "choose another pooling"],
+    ),
+    "a layer too many": (lambda folder: None, ["--pool", "layers-4"], 2, ["names layer 4", "layers 0 to 3"]),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_bad_model_folder(case: str, tmp_path: Path, tiny_model: Path, retr: Retr) -> None:
+    damage, options, code, parts = MODELS[case]
+    damage(shutil.copytree(tiny_model, tmp_path / "model"))
+    (tmp_path / "c.txt").write_text("a\nb\n")
+    failed(retr("index", "c.txt", "--model", "model", *options), code, *parts)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_one_document_and_equal_documents_are_indexed(tmp_path: Path, tiny_model: Path, retr: Retr) -> None:

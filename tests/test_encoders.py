@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,9 @@ import transformers
 from conftest import HIDDEN, POSITIONS, make_tiny_model, random_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from retrieval import Index
 from retrieval.encoders import catalog
 from retrieval.encoders.base import EncoderSettings
 from retrieval.encoders.batches import batches
@@ -210,8 +214,6 @@ def test_incomplete_folder_is_named_with_what_it_lacks(
 
 
 def test_checkpoint_without_all_weights_is_refused_not_filled_at_random(tiny_model: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     weights = load_file(copy / "model.safetensors")
     lacking = {name: tensor for name, tensor in weights.items() if not name.startswith("encoder.layer.1.attention")}
@@ -224,19 +226,150 @@ def test_truncated_weights_are_one_clear_error(tiny_model: Path, tmp_path: Path)
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(EncoderError, match="cannot be loaded"):
+    with pytest.raises(EncoderError, match=r"the weights in .* damaged or cut short .*: download or copy them again$"):
         load(copy)
 
 
-def test_checkpoint_with_a_head_and_a_prefix_loads(tmp_path: Path, tiny_model: Path) -> None:
-    folder = shutil.copytree(tiny_model, tmp_path / "masked")
-    model = transformers.BertForMaskedLM(transformers.AutoConfig.from_pretrained(tiny_model)).eval()
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("bert", "BertForSequenceClassification"),
+        ("roberta", "RobertaForMaskedLM"),
+        ("albert", "AlbertForMaskedLM"),
+    ],
+)
+def test_checkpoint_with_a_head_and_a_prefix_loads(tmp_path: Path, kind: str, head: str) -> None:
+    folder = make_tiny_model(tmp_path / kind, kind)
+    torch.manual_seed(5)  # other weights than those of the folder before
+    model = getattr(transformers, head)(transformers.AutoConfig.from_pretrained(folder)).eval()
     model.save_pretrained(folder)
+    assert sum(name.startswith(f"{kind}.encoder.") for name in load_file(folder / "model.safetensors")) > 10
     vector = load(folder).encode(["abc"])[0]
     tokens = transformers.AutoTokenizer.from_pretrained(folder)("abc", return_tensors="pt")
     with torch.no_grad():
-        expected = model.bert(**tokens).last_hidden_state[0].mean(0)
+        expected = model.base_model(**tokens).last_hidden_state[0].mean(0)
     np.testing.assert_allclose(vector, expected.numpy(), atol=BATCH_TOLERANCE)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_checkpoint_of_half_precision_is_computed_in_float32(
+    tiny_model: Path, tmp_path: Path, dtype: torch.dtype, file: str
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "half")
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    if file == "model.safetensors":
+        save_file(weights, folder / file, metadata={"format": "pt"})
+    else:
+        torch.save(weights, folder / file)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}))
+    encoder = load(folder)
+    assert {tensor.dtype for tensor in encoder.model.state_dict().values() if tensor.is_floating_point()} == {
+        torch.float32
+    }
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)("甲乙丙", return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**tokens).last_hidden_state[0].mean(0)
+    np.testing.assert_allclose(encoder.encode(["甲乙丙"])[0], expected.numpy(), atol=BATCH_TOLERANCE)
+
+
+class _Payload:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch '{self.target}'",)
+
+
+@pytest.mark.parametrize("container", ["zip", "tar of old", "bare pickle"])
+def test_pickled_code_in_a_checkpoint_is_refused_and_not_run(tiny_model: Path, tmp_path: Path, container: str) -> None:
+    folder, ran = shutil.copytree(tiny_model, tmp_path / "pickled"), tmp_path / "ran"
+    content = {**load_file(folder / "model.safetensors"), "extra": _Payload(ran)}
+    (folder / "model.safetensors").unlink()
+    if container == "bare pickle":
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(content["extra"]))
+    else:
+        torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=container == "zip")
+    with pytest.raises(EncoderError, match=r"hold more than tensors.*convert them to model\.safetensors") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
+
+
+def test_vocabulary_larger_than_the_embedding_table_is_refused_at_load(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "large")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["[a]", "[b]", "[c]"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(EncoderError, match=f"has {rows + 3} tokens, and the model's embedding table {rows} rows"):
+        load(folder)
+
+
+def test_poolings_that_a_model_cannot_give_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(EncoderError, match="has no pooler: choose another pooling"):
+        load(make_tiny_model(tmp_path / "distilbert", "distilbert"), pooling="pooler")
+    with pytest.raises(UsageError, match=r"pooling 'sentence-transformers' needs a modules\.json, and .* has none"):
+        load(tiny_model, pooling="sentence-transformers")
+
+
+@pytest.fixture
+def without_special_tokens(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny BERT with a tokenizer that puts no [CLS] and [SEP] about a text."""
+    folder = shutil.copytree(tiny_model, tmp_path / "bare")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "post_processor": None}), encoding="utf-8")
+    return folder
+
+
+NOTHING = "\ufffd\u0301"  # the tokenizer's normalizer deletes both
+
+
+@pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "sentence-transformers"])
+def test_a_text_without_a_token_has_no_vector_and_is_counted(without_special_tokens: Path, pooling: str) -> None:
+    encoder = load(without_special_tokens, pooling=pooling)
+    texts, done = [NOTHING, "甲乙", "丙", NOTHING], []
+    vectors = encoder.encode(texts, on_batch=done.append)
+    assert sum(done) == len(texts)
+    assert not vectors[[0, 3]].any()
+    np.testing.assert_allclose(vectors[[1, 2]], load(without_special_tokens, pooling=pooling).encode(texts[1:3]))
+    assert (encoder.counts.without_vector, encoder.counts.tokens) == (2, 3)
+    assert not encoder.encode([NOTHING]).any()
+
+
+def test_a_prompt_that_does_not_count_is_no_token_of_a_text(without_special_tokens: Path) -> None:
+    (without_special_tokens / "modules.json").write_text(
+        json.dumps(
+            [
+                {"path": "", "type": "sentence_transformers.models.Transformer"},
+                {"path": "1", "type": "sentence_transformers.models.Pooling"},
+            ]
+        )
+    )
+    (without_special_tokens / "1").mkdir()
+    (without_special_tokens / "1" / "config.json").write_text('{"pooling_mode": "max", "include_prompt": false}')
+    encoder = load(without_special_tokens, query_prompt="丁")
+    vectors = encoder.encode([NOTHING, "甲"], kind="query")
+    assert not vectors[0].any()
+    assert np.isfinite(vectors[1]).all()
+    assert encoder.counts.without_vector == 1
+
+
+def test_a_text_without_a_token_is_never_a_hit_and_has_none(without_special_tokens: Path, tmp_path: Path) -> None:
+    texts = [*random_texts(8), NOTHING]
+    (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")
+    for transform in ("none", "whiten-3"):
+        index = Index.build(tmp_path / "c.txt", tmp_path / "i", model=without_special_tokens, transform=transform)
+        assert index.manifest.documents["without_vector"] == 1
+        hits = index.search([texts[0], NOTHING], k=20)
+        assert sorted(hit.doc_id for hit in hits[0]) == [str(row) for row in range(8)]
+        assert hits[1] == []
 
 
 @pytest.mark.parametrize("missing", ["./no/such/folder", "/no/such/folder", "a/b/c"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ def test_static_embeddings_equal_the_librarys(tiny_model: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("custom_code.Evil", "the module 'custom_code.Evil', which is not one of"),
+        ("custom_code.Evil", "the module 'custom_code.Evil', which is not one of .* not even with --trust-remote-code"),
         ("sentence_transformers.models.WordWeights", "WordWeights"),
         ("os.system", "os.system"),
     ],
@@ -158,6 +159,35 @@ def test_a_dense_layer_that_cannot_be_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(EncoderError, match=message):
         load_encoder(resolve_settings(folder), "cpu")
+
+
+def test_pickled_code_in_a_dense_layer_is_refused_and_not_run(tiny_model: Path, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch '{tmp_path / 'ran'}'",)
+
+    chain = [transformer(tiny_model), models.Pooling(HIDDEN, "mean"), models.Dense(HIDDEN, 12)]
+    folder = saved(tmp_path / "st", chain)
+    (dense,) = folder.glob("2_*/model.safetensors")
+    dense.unlink()
+    torch.save({"linear.weight": Payload()}, dense.with_name("pytorch_model.bin"))
+    with pytest.raises(EncoderError, match=r"hold more than tensors.*convert them to model\.safetensors"):
+        load_encoder(resolve_settings(folder), "cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_text_without_a_token_has_no_vector_whatever_comes_after_the_pooling(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    static = models.StaticEmbedding(Tokenizer.from_file(str(tiny_model / "tokenizer.json")), embedding_dim=20)
+    folder = saved(tmp_path / "static", [static, models.Dense(20, 12)])
+    encoder = load_encoder(resolve_settings(folder), "cpu")
+    nothing, text = encoder.encode(["\ufffd", "甲"])
+    assert not nothing.any()
+    assert text.any()
+    assert encoder.counts.without_vector == 1
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "{", "[1]"])

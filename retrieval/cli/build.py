@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption
+from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption, TrustOption
 from retrieval.cli.output import TerminalProgress, counted, print_json, print_line
 from retrieval.corpus.files import FORMATS, corpus_name
 from retrieval.encoders.catalog import DEFAULT_MODEL
@@ -59,6 +59,7 @@ def index(
         int | None, typer.Option(help="Tokens of a text that count. Default: the model's own, at most 512.", min=3)
     ] = None,
     device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
     backend: Annotated[
         str,
         typer.Option(
@@ -102,7 +103,7 @@ def index(
     manifest = build_index(
         files,
         target,
-        BuildOptions(settings, transform or "auto", index, device, backend, precision, fresh),
+        BuildOptions(settings, transform or "auto", index, device, backend, precision, fresh, trust_remote_code),
         progress=progress,
     )
     seconds = time.perf_counter() - started

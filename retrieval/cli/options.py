@@ -23,6 +23,9 @@ IndexOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where the encoder runs: auto, cpu or cuda.")]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that the model's own folder brings along.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, print the traceback too.")]
@@ -38,8 +41,9 @@ def index_path(index: Path | None, progress: TerminalProgress) -> Path:
     raise IndexFolderError("no index under ./indexes: build one with: retr index CORPUS, or name one with -i FOLDER")
 
 
-def open_index(index: Path | None, device: str, progress: TerminalProgress) -> Index:
+def open_index(index: Path | None, device: str, progress: TerminalProgress, trust_remote_code: bool) -> Index:
     """Open the index named, or the one built last, for a search at once."""
     from retrieval.search import Index
 
-    return Index.open(index_path(index, progress), device=device, preload=True, progress=progress)
+    path = index_path(index, progress)
+    return Index.open(path, device=device, preload=True, trust_remote_code=trust_remote_code, progress=progress)

@@ -10,7 +10,15 @@ from typing import Annotated
 import typer
 
 from retrieval.cli.hits import write_json, write_lines, write_table
-from retrieval.cli.options import DebugOption, DeviceOption, IndexOption, JsonOption, QuietOption, open_index
+from retrieval.cli.options import (
+    DebugOption,
+    DeviceOption,
+    IndexOption,
+    JsonOption,
+    QuietOption,
+    TrustOption,
+    open_index,
+)
 from retrieval.cli.output import TerminalProgress
 from retrieval.corpus.lines import decoded_lines, is_blank
 from retrieval.errors import UsageError
@@ -24,6 +32,7 @@ def query(
     k: Annotated[int, typer.Option("-k", help="Hits a query.")] = 10,
     min_score: Annotated[float | None, typer.Option(help="Leave out hits below this cosine.")] = None,
     device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -41,7 +50,7 @@ def query(
     if min_score is not None and not -1 <= min_score <= 1:
         raise UsageError(f"--min-score is {min_score}, expected a cosine from -1 to 1")
     _check_arguments(texts)
-    opened = open_index(index, device, progress)
+    opened = open_index(index, device, progress, trust_remote_code)
     write = write_json if as_json else write_table if sys.stdout.isatty() else write_lines
     queries = _queries(texts, progress)
     asked = False

@@ -14,7 +14,7 @@ from retrieval.errors import EncoderError
 from retrieval.storage import cache_directory, cached_sha256, damaged_file, new_folder, write_hashes
 
 Note = Callable[[str], None]
-_MODEL_SUFFIXES = {".json", ".txt", ".model", ".safetensors", ".bin"}
+_MODEL_SUFFIXES = {".json", ".txt", ".model", ".codes", ".safetensors", ".bin", ".py"}
 _OTHER_EXPORTS = {"onnx", "openvino"}  # folders that hub repositories carry beside the model
 
 

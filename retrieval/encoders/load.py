@@ -29,7 +29,7 @@ BACKENDS = (AUTO, "torch", *RUNTIMES)
 _LACKS = {"torch": ("int8",), "onnx": ("bf16",)}
 _MODULES = {"openvino": "openvino", "onnx": "onnxruntime"}
 FUSION_STATE = "fusion.safetensors"
-_HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin")
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
 
 
@@ -77,6 +77,7 @@ def load_encoder(
     *,
     backend: str = "torch",
     precision: str = "float32",
+    trust_remote_code: bool = False,
 ) -> Encoder:
     """Load a model with its weights.
 
@@ -89,11 +90,12 @@ def load_encoder(
         a fusion.
     backend : what runs the graph in `state`.
     precision : of a transformer that torch runs: float32, bf16, or auto (bf16 on a GPU that has it).
+    trust_remote_code : whether Python code that a model brings along may be run; no file can say so, only the caller.
 
     Raises
     ------
     EncoderError
-        The model cannot be found or is not whole.
+        The model cannot be found, is not whole, or brings code that is not trusted.
     """
     if state is not None and (state / GRAPH).exists():
         if device not in (AUTO, "cpu"):
@@ -103,17 +105,29 @@ def load_encoder(
     terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None
     if settings.pooling == FUSION_POOLING and (terms or state):
         if state is not None:
-            return FusionEncoder.load(state / FUSION_STATE, lambda part: load_encoder(part, device, note))
+            return FusionEncoder.load(
+                state / FUSION_STATE,
+                lambda part: load_encoder(part, device, note, trust_remote_code=trust_remote_code),
+            )
+        if precision not in (AUTO, "float32"):
+            raise UsageError(f"precision {precision!r} is for one transformer, and {settings.source} is a fusion")
         parts = []
         for weight, model, centred in terms or []:
             part = resolve_settings(model, max_length=settings.max_length, normalize=settings.normalize)
-            parts.append(FusionPart(load_encoder(part, device, note), weight, centred))
+            encoder = load_encoder(part, device, note, trust_remote_code=trust_remote_code)
+            parts.append(FusionPart(encoder, weight, centred))
         return FusionEncoder(parts)
-    return _normalizing(_load_one(settings, device, note, precision))
+    return _normalizing(_load_one(settings, device, note, precision, trust_remote_code))
 
 
 def load_to_build(
-    settings: EncoderSettings, device: str, backend: str, precision: str, note: Note = lambda message: None
+    settings: EncoderSettings,
+    device: str,
+    backend: str,
+    precision: str,
+    note: Note = lambda message: None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Encoder:
     """Load a model for a new index; `auto` takes the way that is fastest here and exact enough.
 
@@ -134,12 +148,12 @@ def load_to_build(
         if backend in RUNTIMES or precision == "int8":
             wanted = backend if backend in RUNTIMES else "int8"
             raise EncoderError(f"{settings.source} has no graph, which {wanted} needs: leave the option out")
-        return load_encoder(settings, device, note, precision=precision)
+        return load_encoder(settings, device, note, precision=precision, trust_remote_code=trust_remote_code)
     if precision == AUTO:
         precision = "bf16" if runtime == "openvino" and openvino_has_bf16() else "float32"
     place = graph_place(model, settings, precision)
     if not is_whole(place, note):
-        encoder = _load_one(settings, "cpu", note, "float32")
+        encoder = _load_one(settings, "cpu", note, "float32", trust_remote_code)
         try:
             _export(encoder, place, precision, note)
         except NotExportableError as error:
@@ -190,7 +204,7 @@ def _normalizing(encoder: Encoder) -> Encoder:
     return NormalizingEncoder(encoder) if encoder.settings.normalize else encoder
 
 
-def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str) -> Encoder:
+def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str, trust_remote_code: bool) -> Encoder:
     """One model, by what lies at its source."""
     entry = catalog.lookup(settings.source)
     if entry is not None and entry.source == catalog.USE:
@@ -202,7 +216,10 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
     if kind == "transformer":
         from retrieval.encoders.transformer import TransformerEncoder
 
-        return TransformerEncoder(path, settings, device, entry.family if entry else None, precision=precision)
+        family = entry.family if entry else None
+        return TransformerEncoder(
+            path, settings, device, family, precision=precision, trust_remote_code=trust_remote_code
+        )
     if precision not in (AUTO, "float32"):
         raise UsageError(f"precision {precision!r} is for transformers, and {settings.source} is none: leave it out")
     if kind == "static":

@@ -7,6 +7,8 @@ The vectors equal `SentenceTransformer.encode`; a module of another kind is an e
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +93,7 @@ def read_modules(folder: Path) -> Modules:
         if name not in _KNOWN or not kind.startswith("sentence_transformers."):
             raise EncoderError(
                 f"{folder / MODULES} names the module {kind!r}, which is not one of {', '.join(sorted(_KNOWN))}: "
-                f"its code would have to be run, and is not"
+                f"its code would have to be run, and never is, not even with --trust-remote-code"
             )
     static = names[0] == "StaticEmbedding"
     if not static and names[:2] != ["Transformer", "Pooling"]:
@@ -126,6 +128,22 @@ def base_folder(folder: Path) -> Path:
         return folder
     entries = _json(folder / MODULES)
     return folder / str(entries[0].get("path", "")) if isinstance(entries, list) and entries else folder
+
+
+def names_code(path: Path) -> bool:
+    """Whether a JSON file of a model names Python classes of the model's own: `auto_map`."""
+    config = _json(path, missing={})
+    return isinstance(config, dict) and bool(config.get("auto_map"))
+
+
+def not_only_tensors(folder: Path, error: pickle.UnpicklingError) -> EncoderError:
+    """What torch refuses to unpickle, as an error; torch's own message advises to run it."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    found = f"hold more than tensors ({refused[1]})" if refused else "are damaged or hold more than tensors"
+    return EncoderError(
+        f"the weights in {folder} {found}, and were not loaded, since that could run code: "
+        f"convert them to model.safetensors where you trust them, or download them again"
+    )
 
 
 def _prompts(folder: Path) -> tuple[str, str]:
@@ -214,6 +232,8 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
             return load_file(folder / "model.safetensors")
         if (folder / "pytorch_model.bin").exists():
             return dict(torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        raise not_only_tensors(folder, error) from error
     except (SafetensorError, RuntimeError, OSError, ValueError) as error:
         raise EncoderError(f"the weights in {folder} cannot be loaded: {error}") from error
     raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")

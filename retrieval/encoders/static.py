@@ -91,7 +91,8 @@ class StaticEncoder:
             offsets = torch.tensor([0, *np.cumsum([len(ids) for ids in tokens])[:-1].tolist()])
             flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.long)
             mean = torch.nn.functional.embedding_bag(flat, self._table, offsets, mode="mean")
-            vectors[start : start + len(part)] = self._modules.steps(mean).numpy()
+            known = [bool(ids) for ids in tokens]
+            vectors[start : start + len(part)][known] = self._modules.steps(mean[known]).numpy()
             if on_batch is not None:
                 on_batch(len(part))
         return vectors

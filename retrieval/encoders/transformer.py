@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import inspect
 import logging
+import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,11 +18,13 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
 from retrieval.encoders.batches import batches, parts
 from retrieval.encoders.device import pick_device
-from retrieval.encoders.modules import MODULES, base_folder, read_modules
+from retrieval.encoders.modules import MODULES, base_folder, names_code, not_only_tensors, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
@@ -49,11 +54,12 @@ class TransformerEncoder:
     settings : max_length 0 stands for the most that the model takes, at most 512.
     device : `auto` (a GPU where there is one), `cpu`, `cuda` or any torch device.
     family : None tells it from the folder: sentence-transformers' modules.json means tuned.
+    trust_remote_code : whether Python code that the model brings along may be run.
 
     Raises
     ------
     EncoderError
-        A file is missing or unreadable, or the checkpoint lacks weights.
+        A file is missing or unreadable, the checkpoint lacks weights, or the model brings code that is not trusted.
     UsageError
         An unknown pooling, or a max_length beyond the model's positions.
     """
@@ -68,12 +74,17 @@ class TransformerEncoder:
         family: Family | None = None,
         *,
         precision: str = "float32",
+        trust_remote_code: bool = False,
     ) -> None:
         self.precision = precision
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         if check_pooling(settings.pooling) in OTHER_POOLINGS:
             raise UsageError(f"pooling {settings.pooling!r} is no transformer's: expected one of {', '.join(POOLINGS)}")
+        if settings.pooling == OWN_MODULES and not modular:
+            raise UsageError(
+                f"pooling {OWN_MODULES!r} needs a {MODULES}, and {folder} has none: choose another pooling"
+            )
         self.family: Family = family or ("tuned" if modular else "raw")
         self._folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
@@ -82,10 +93,13 @@ class TransformerEncoder:
         if self._modules:
             settings = self._modules.settings(settings)
         self._weights = _weight_files(self._base)
+        if not trust_remote_code:
+            _refuse_code(self._base)
         self._device = pick_device(device)
         with _quiet_transformers():
-            self.tokenizer = _load_tokenizer(self._base)
-            self.model = _load_model(self._base, "pooler" in self.poolings).to(self._device).eval()
+            self.tokenizer = _load_tokenizer(self._base, trust_remote_code)
+            self.model = _load_model(self._base, "pooler" in self.poolings, trust_remote_code).to(self._device).eval()
+        _check_vocabulary(self._base, self.tokenizer, self.model)
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
@@ -99,9 +113,17 @@ class TransformerEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        files = [self._base / "config.json", *self._weights, *(self._modules.files if self._modules else ())]
-        files += [path for name in _TOKENIZER_FILES if (path := self._base / name).exists()]
+        files = [self._base / "config.json", *self._weights]
+        files += self._modules.files if self._modules else ()
+        tokenizer_files = {*_TOKENIZER_FILES, *self.tokenizer.vocab_files_names.values()}
+        files += [path for name in tokenizer_files if (path := self._base / name).exists()]
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        if type(self.tokenizer).__name__ == _ROFORMER:  # rjieba's dictionary is part of the tokenizer
+            names["rjieba"] = importlib.metadata.version("rjieba")
+        for part in (self.tokenizer, self.model):
+            if type(part).__module__.startswith("transformers_modules."):  # code of the model's own
+                code = Path(inspect.getfile(type(part))).parent.glob("*.py")
+                names |= {f"{type(part).__name__}/{path.name}": cached_sha256(path) for path in code}
         return settings_fingerprint(self.settings, names)
 
     @property
@@ -117,17 +139,26 @@ class TransformerEncoder:
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
-        """See Encoder.encode. Texts are sorted by length, so that batches hold little padding."""
-        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        """See Encoder.encode. A row is 0 where a text has no token that counts.
+
+        Texts are sorted by length, so that batches hold little padding.
+        """
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         if not texts:
             return vectors
         tokens = self._tokenize(texts, kind)
         prompt_tokens = self._prompt_tokens(kind)
-        for rows in batches([len(ids) for ids in tokens["input_ids"]]):
+        lengths = np.array([len(ids) for ids in tokens["input_ids"]])
+        known = np.flatnonzero(lengths > prompt_tokens)
+        self.counts += EncoderCounts(without_vector=len(texts) - len(known))
+        for places in batches(lengths[known].tolist()):
+            rows = known[places]
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
             vectors[rows] = self._forward(batch, prompt_tokens)
             if on_batch is not None:
                 on_batch(len(rows))
+        if on_batch is not None and len(known) < len(texts):
+            on_batch(len(texts) - len(known))
         return vectors
 
     def _prompt(self, kind: TextKind) -> str:
@@ -192,30 +223,67 @@ def _weight_files(folder: Path) -> list[Path]:
     raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def _refuse_code(folder: Path) -> None:
+    """EncoderError where the model names Python classes of its own."""
+    for name in ("config.json", "tokenizer_config.json"):
+        if names_code(folder / name):
+            raise EncoderError(
+                f"the model in {folder} brings its own code (auto_map in {name}), which was not run: read it, "
+                f"and give --trust-remote-code (in Python trust_remote_code=True) if you trust it"
+            )
+
+
+def _sources(trusted: bool) -> dict[str, bool]:
+    """Where transformers may take code from: nowhere, or the folder and the repositories that it names."""
+    return {"trust_remote_code": trusted, "local_files_only": not trusted}
+
+
+def _load_tokenizer(folder: Path, trusted: bool) -> Any:
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_sources(trusted))
+        if type(tokenizer).__name__ == _ROFORMER:
+            from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
+
+            # Given a vocab.txt, transformers 5 hands the splitter its path for the vocabulary, and no word is known.
+            splitter = JiebaPreTokenizer(tokenizer.get_vocab())
+            tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(splitter)
+        return tokenizer
     except Exception as error:  # every tokenizer class has failures of its own
+        if isinstance(error, ImportError) and "rjieba" in str(error):
+            raise EncoderError(
+                f"the tokenizer in {folder} needs the package rjieba, which is not installed: "
+                f"pip install 'retr[roformer]'"
+            ) from error
         raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def _load_model(folder: Path, pooler: bool) -> Any:
+def _load_model(folder: Path, pooler: bool, trusted: bool) -> Any:
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        model_class: Any = transformers.AutoModel._model_mapping[type(config)]
-        # Without the argument a pooler that is missing is filled with random weights.
-        takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
-        options = {"add_pooling_layer": pooler} if takes_pooler else {}
+        config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
+        config._attn_implementation = None  # a name there would be fetched from the hub and run
+        options = {}
+        if "AutoModel" not in (getattr(config, "auto_map", None) or {}):
+            model_class: Any = transformers.AutoModel._model_mapping[type(config)]
+            # Without the argument a pooler that is missing is filled with random weights.
+            if "add_pooling_layer" in inspect.signature(model_class).parameters:
+                options["add_pooling_layer"] = pooler
         model, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
-            local_files_only=True,
             dtype=torch.float32,
             output_loading_info=True,
+            **_sources(trusted),
             **options,
         )
+    except pickle.UnpicklingError as error:
+        raise not_only_tensors(folder, error) from error
+    except SafetensorError as error:
+        raise EncoderError(
+            f"the weights in {folder} cannot be loaded, they are damaged or cut short ({_first_line(error)}): "
+            f"download or copy them again"
+        ) from error
     except Exception as error:  # every model class has failures of its own
         raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
     missing = sorted(report["missing_keys"])
@@ -227,6 +295,17 @@ def _load_model(folder: Path, pooler: bool) -> Any:
             f"the checkpoint is not whole, or its config.json is another model's"
         )
     return model
+
+
+def _check_vocabulary(folder: Path, tokenizer: Any, model: Any) -> None:
+    """A token without a row would be an error in the middle of a build."""
+    with contextlib.suppress(NotImplementedError, AttributeError):  # a model without a table
+        rows = len(model.get_input_embeddings().weight)
+        if len(tokenizer) > rows:
+            raise EncoderError(
+                f"the tokenizer in {folder} has {len(tokenizer):,} tokens, and the model's embedding table "
+                f"{rows:,} rows: they do not belong together; restore the model's own tokenizer or weights"
+            )
 
 
 def _check_layers(pooling: str, config: Any) -> None:
@@ -250,6 +329,7 @@ def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
     return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
 
 
+_ROFORMER = "RoFormerTokenizer"
 _OFFSET_POSITIONS = {
     "roberta",
     "xlm-roberta",
@@ -269,7 +349,9 @@ def _quiet_transformers() -> Iterator[None]:
     log.set_verbosity(logging.CRITICAL)
     log.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         log.set_verbosity(level)
         if bars:
