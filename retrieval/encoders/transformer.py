@@ -17,7 +17,7 @@ import transformers
 from numpy.typing import NDArray
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
-from retrieval.encoders.batches import batches, parts
+from retrieval.encoders.batches import BATCH_TOKENS, GPU_BATCH_TOKENS, batches, parts
 from retrieval.encoders.device import pick_device
 from retrieval.encoders.modules import MODULES, base_folder, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
@@ -114,7 +114,8 @@ class TransformerEncoder:
             return vectors
         tokens = self._tokenize(texts, kind)
         prompt_tokens = self._prompt_tokens(kind)
-        for rows in batches([len(ids) for ids in tokens["input_ids"]]):
+        batch_tokens = GPU_BATCH_TOKENS if self._device.type == "cuda" else BATCH_TOKENS
+        for rows in batches([len(ids) for ids in tokens["input_ids"]], batch_tokens):
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
             vectors[rows] = self._forward(batch, prompt_tokens)
             if on_batch is not None:
