@@ -60,7 +60,12 @@ def resolve_settings(
 
 
 def load_encoder(
-    settings: EncoderSettings, device: str = "auto", note: Note = lambda message: None, state: Path | None = None
+    settings: EncoderSettings,
+    device: str = "auto",
+    note: Note = lambda message: None,
+    state: Path | None = None,
+    *,
+    precision: str = "float32",
 ) -> Encoder:
     """Load a model with its weights.
 
@@ -71,11 +76,14 @@ def load_encoder(
     note : called with one line before slow steps.
     state : the index's own folder of what its encoder needs: a graph, which is then all that is loaded, or the means of
         a fusion.
+    precision : what a transformer computes with, `float32` or `bf16`; a graph has its own.
 
     Raises
     ------
     EncoderError
         The model cannot be found or is not whole.
+    UsageError
+        There is no such precision, or the model is no transformer and has float32 alone.
     """
     if state is not None and (state / GRAPH).exists():
         return OnnxEncoder(state)
@@ -83,13 +91,17 @@ def load_encoder(
     terms = parse_fusion(settings.source) if settings.pooling == FUSION_POOLING else None
     if settings.pooling == FUSION_POOLING and (terms or state):
         if state is not None:
-            return FusionEncoder.load(state / FUSION_STATE, lambda part: load_encoder(part, device, note))
+            return FusionEncoder.load(
+                state / FUSION_STATE, lambda part: load_encoder(part, device, note, precision=precision)
+            )
         parts = []
         for weight, model, centred in terms or []:
             part = resolve_settings(model, max_length=settings.max_length, normalize=settings.normalize)
-            parts.append(FusionPart(load_encoder(part, device, note), weight, centred))
+            parts.append(FusionPart(load_encoder(part, device, note, precision=precision), weight, centred))
         return FusionEncoder(parts)
-    encoder = _load_one(settings, device, note)
+    encoder = _load_one(settings, device, note, precision)
+    if precision != getattr(encoder, "precision", "float32"):
+        raise UsageError(f"{settings.source} is no transformer, and computes in float32: got precision {precision!r}")
     return NormalizingEncoder(encoder) if settings.normalize else encoder
 
 
@@ -125,7 +137,7 @@ def as_graph(encoder: Encoder, precision: str, note: Note = lambda message: None
     return OnnxEncoder(graph_folder(encoder, precision, note))
 
 
-def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
+def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str) -> Encoder:
     """One model, by what lies at its source."""
     entry = catalog.lookup(settings.source)
     if entry is not None and entry.source == catalog.USE:
@@ -149,7 +161,7 @@ def _load_one(settings: EncoderSettings, device: str, note: Note) -> Encoder:
         return StaticEncoder(path, settings)
     from retrieval.encoders.transformer import TransformerEncoder
 
-    return TransformerEncoder(path, settings, device, entry.family if entry else None)
+    return TransformerEncoder(path, settings, device, entry.family if entry else None, precision=precision)
 
 
 def _find(source: str, note: Note) -> Path:

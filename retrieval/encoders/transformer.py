@@ -25,6 +25,7 @@ from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import cached_sha256
 
 DEFAULT_MAX_LENGTH = 512
+TORCH_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,18 +50,28 @@ class TransformerEncoder:
     settings : max_length 0 stands for the most that the model takes, at most 512.
     device : `auto` (a GPU where there is one), `cpu`, `cuda` or any torch device.
     family : None tells it from the folder: sentence-transformers' modules.json means tuned.
+    precision : the numbers that the model computes with, `float32` or `bf16`; the pooling is float32 in both.
 
     Raises
     ------
     EncoderError
         A file is missing or unreadable, or the checkpoint lacks weights.
     UsageError
-        An unknown pooling, or a max_length beyond the model's positions.
+        An unknown pooling or precision, or a max_length beyond the model's positions.
     """
 
     def __init__(
-        self, folder: Path, settings: EncoderSettings, device: str = "auto", family: Family | None = None
+        self,
+        folder: Path,
+        settings: EncoderSettings,
+        device: str = "auto",
+        family: Family | None = None,
+        *,
+        precision: str = "float32",
     ) -> None:
+        if precision not in TORCH_PRECISIONS:
+            raise UsageError(f"unknown precision {precision!r}: expected one of {', '.join(TORCH_PRECISIONS)}")
+        self.precision = precision
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         if check_pooling(settings.pooling) in OTHER_POOLINGS:
@@ -76,7 +87,8 @@ class TransformerEncoder:
         self._device = pick_device(device)
         with _quiet_transformers():
             self.tokenizer = _load_tokenizer(self._base)
-            self.model = _load_model(self._base, "pooler" in self.poolings).to(self._device).eval()
+            model = _load_model(self._base, "pooler" in self.poolings, TORCH_PRECISIONS[precision])
+        self.model = model.to(self._device).eval()
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
@@ -93,6 +105,8 @@ class TransformerEncoder:
         files = [self._base / "config.json", *self._weights, *(self._modules.files if self._modules else ())]
         files += [path for name in _TOKENIZER_FILES if (path := self._base / name).exists()]
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        if self.precision != "float32":
+            names["precision"] = self.precision
         return settings_fingerprint(self.settings, names)
 
     @property
@@ -117,7 +131,7 @@ class TransformerEncoder:
         batch_tokens = GPU_BATCH_TOKENS if self._device.type == "cuda" else BATCH_TOKENS
         for rows in batches([len(ids) for ids in tokens["input_ids"]], batch_tokens):
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
-            vectors[rows] = self._forward(batch, prompt_tokens)
+            vectors[rows] = self._forward(batch, prompt_tokens).cpu().numpy()
             if on_batch is not None:
                 on_batch(len(rows))
         return vectors
@@ -163,16 +177,21 @@ class TransformerEncoder:
         return {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
 
     @torch.inference_mode()
-    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> NDArray[np.float32]:
+    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
+        """float32, shape (B, d), on the encoder's device."""
         inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
         every_state = averaged_states(self.settings.pooling) is not None
         output = self.model(**inputs, output_hidden_states=every_state)
         states = output.hidden_states if every_state else (output.last_hidden_state,)
+        # The states that are read are averaged in float32, whatever the model's own numbers are.
+        read = {number % len(states) for number in averaged_states(self.settings.pooling) or (-1,)}
+        states = [state.float() if number in read else state for number, state in enumerate(states)]
         mask = inputs["attention_mask"].clone()
         mask[:, :prompt_tokens] = 0
-        pooler = output.pooler_output if "pooler" in self.poolings else None
-        vectors = torch.cat([pool(states, mask, pooling, pooler) for pooling in self.poolings], dim=-1)
-        return np.asarray(self.steps(vectors.float()).cpu().numpy())
+        pooler = output.pooler_output.float() if "pooler" in self.poolings else None
+        pooled = torch.cat([pool(states, mask, pooling, pooler) for pooling in self.poolings], dim=-1)
+        vectors: torch.Tensor = self.steps(pooled)
+        return vectors
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -193,7 +212,7 @@ def _load_tokenizer(folder: Path) -> Any:
         raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
-def _load_model(folder: Path, pooler: bool) -> Any:
+def _load_model(folder: Path, pooler: bool, dtype: torch.dtype) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         model_class: Any = transformers.AutoModel._model_mapping[type(config)]
@@ -204,7 +223,7 @@ def _load_model(folder: Path, pooler: bool) -> Any:
             folder,
             config=config,
             local_files_only=True,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
             **options,
         )
