@@ -8,12 +8,13 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import HIDDEN, POSITIONS, make_tiny_model, random_texts
+from conftest import HIDDEN, LAYERS, POSITIONS, make_tiny_model, random_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from retrieval import Index
 from retrieval.encoders import catalog
 from retrieval.encoders.base import EncoderSettings
-from retrieval.encoders.batches import batches
+from retrieval.encoders.batches import BATCH_TOKENS, GPU_BATCH_TOKENS, batches
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.encoders.pooling import POOLINGS, pool
 from retrieval.encoders.transformer import TransformerEncoder
@@ -118,6 +119,79 @@ def test_batches_hold_every_row_once_and_long_texts_first(lengths: list[int]) ->
     assert sorted(rows) == list(range(len(lengths)))
     ordered = [lengths[row] for row in rows]
     assert ordered == sorted(ordered, reverse=True)
+
+
+@given(st.lists(st.integers(1, 300), max_size=50), st.integers(1, 1000))
+def test_batches_hold_no_more_tokens_than_asked_for_unless_one_text_does(lengths: list[int], tokens: int) -> None:
+    for batch in batches(lengths, tokens):
+        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= tokens
+
+
+@pytest.mark.parametrize(("device", "tokens"), [("cpu", BATCH_TOKENS), ("cuda", GPU_BATCH_TOKENS)])
+def test_a_gpu_is_given_larger_batches(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, device: str, tokens: int
+) -> None:
+    encoder = load(tiny_model)
+    shapes: list[tuple[int, int]] = []
+
+    def forward(batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
+        shapes.append((len(batch["input_ids"]), max(map(len, batch["input_ids"]))))
+        return torch.zeros(len(batch["input_ids"]), HIDDEN)
+
+    monkeypatch.setattr(encoder, "_device", torch.device(device))
+    monkeypatch.setattr(encoder, "_forward", forward)
+    encoder.encode(["a b c d e f"] * (GPU_BATCH_TOKENS // 8 + 1))  # 6 words and 2 special tokens: 8
+    assert shapes[0] == (tokens // 8, 8)
+    assert sum(count for count, _ in shapes) == GPU_BATCH_TOKENS // 8 + 1
+
+
+@pytest.mark.parametrize("pooling", [*MASKED_POOLINGS, "pooler"])
+def test_what_is_done_around_the_model_stays_on_its_device(tiny_model: Path, pooling: str) -> None:
+    # Of PyTorch's devices without a GPU, `meta` is the one that refuses, as a GPU does, to be mixed with the CPU.
+    encoder = load(tiny_model, pooling=pooling)
+    encoder._device = torch.device("meta")
+
+    def model(output_hidden_states: bool, **inputs: torch.Tensor) -> SimpleNamespace:
+        assert {tensor.device.type for tensor in inputs.values()} == {"meta"}
+        states = [torch.zeros(*inputs["input_ids"].shape, HIDDEN, device="meta") for _ in range(LAYERS + 1)]
+        return SimpleNamespace(hidden_states=states, last_hidden_state=states[-1], pooler_output=states[-1][:, 0])
+
+    encoder.model = model
+    vectors = encoder._forward(encoder._tokenize(["a b", "c d e"], "document"), prompt_tokens=1)
+    assert (vectors.device.type, vectors.dtype, vectors.shape) == ("meta", torch.float32, (2, HIDDEN))
+
+
+@pytest.mark.parametrize("pooling", [*MASKED_POOLINGS, "pooler"])
+def test_bf16_is_near_float32_and_another_encoder(tiny_model: Path, pooling: str) -> None:
+    settings = resolve_settings(tiny_model, pooling=pooling)
+    exact, rounded = (load_encoder(settings, "cpu", precision=precision) for precision in ("float32", "bf16"))
+    assert isinstance(rounded, TransformerEncoder)
+    assert {parameter.dtype for parameter in rounded.model.parameters()} == {torch.bfloat16}
+    vectors, expected = rounded.encode(texts := random_texts(50)), exact.encode(texts)
+    assert vectors.dtype == np.float32
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = (vectors * expected).sum(axis=1) / lengths
+    # 8 bits of mantissa through 3 layers of widely spread random weights
+    assert 0.99 <= cosines.min() < 1 - 1e-6
+    assert rounded.fingerprint != exact.fingerprint == load(tiny_model, pooling=pooling).fingerprint
+
+
+def test_bf16_is_averaged_in_float32(tiny_model: Path) -> None:
+    encoder = load_encoder(resolve_settings(tiny_model, pooling="last-avg"), "cpu", precision="bf16")
+    # An average of many bf16 numbers, taken in bf16, would be one of the few numbers that bf16 has.
+    vectors = torch.from_numpy(encoder.encode(["a b c d e f g h i j"]))
+    assert (vectors != vectors.bfloat16().float()).float().mean() > 0.5
+
+
+def test_unknown_precision_names_the_precisions(tiny_model: Path) -> None:
+    with pytest.raises(UsageError, match="unknown precision 'int8': expected auto or one of float32, bf16"):
+        load_encoder(resolve_settings(tiny_model), "cpu", precision="int8")
+
+
+def test_bf16_of_a_model_that_is_no_transformer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("1 2\n字 1 2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"precision 'bf16' is for transformers, and .*words\.txt is none"):
+        load_encoder(resolve_settings(tmp_path / "words.txt"), "cpu", precision="bf16")
 
 
 def test_prompts_are_put_before_queries_and_documents(tiny_model: Path) -> None:

@@ -33,6 +33,7 @@ LAYERS = [
 # search.Index.build is the door to the pipeline, opened when it is called.
 TORCH_MODULES = (
     "transformer",
+    "checkpoint",
     "pooling",
     "modules",
     "static",

@@ -42,7 +42,10 @@ def export_graph(encoder: TransformerEncoder, folder: Path, precision: str) -> N
     if backend is None or not encoder.is_plain:
         what = "has a tokenizer without a fast version" if backend is None else "changes texts or leaves out prompts"
         raise NotExportableError(f"{encoder.settings.source} {what}, which a graph cannot")
-    (folder / TOKENIZER).write_text(backend.to_str(), encoding="utf-8")
+    try:
+        (folder / TOKENIZER).write_text(backend.to_str(), encoding="utf-8")
+    except Exception as error:  # tokenizers raises nothing narrower; RoFormer's splits words in Python
+        raise NotExportableError(f"the tokenizer of {encoder.settings.source} cannot be written ({error})") from error
     write_vocabulary(folder / TOKENIZER, folder / VOCABULARY)
     with _quiet():
         model = with_precision(_without_traces(_export(encoder)), precision)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import inspect
-import logging
-import pickle
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,33 +12,28 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from tokenizers.pre_tokenizers import PreTokenizer
 
 from retrieval.encoders.base import EncoderCounts, EncoderSettings, Family, TextKind, settings_fingerprint
-from retrieval.encoders.batches import batches, parts
+from retrieval.encoders.batches import BATCH_TOKENS, GPU_BATCH_TOKENS, batches, parts
+from retrieval.encoders.checkpoint import (
+    ROFORMER,
+    TOKENIZER_FILES,
+    check_vocabulary,
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+    refuse_code,
+    weight_files,
+)
 from retrieval.encoders.device import pick_device
-from retrieval.encoders.modules import MODULES, base_folder, names_code, not_only_tensors, read_modules
+from retrieval.encoders.modules import MODULES, base_folder, read_modules
 from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
-from retrieval.errors import EncoderError, UsageError
+from retrieval.errors import UsageError
 from retrieval.storage import cached_sha256
 
 DEFAULT_MAX_LENGTH = 512
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-)
-_WEIGHT_PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
+TORCH_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TransformerEncoder:
@@ -54,6 +45,8 @@ class TransformerEncoder:
     settings : max_length 0 stands for the most that the model takes, at most 512.
     device : `auto` (a GPU where there is one), `cpu`, `cuda` or any torch device.
     family : None tells it from the folder: sentence-transformers' modules.json means tuned.
+    precision : what the model computes with: float32, bf16 (the pooling is float32 in both), or auto, which takes bf16
+        on a GPU that has it.
     trust_remote_code : whether Python code that the model brings along may be run.
 
     Raises
@@ -61,7 +54,7 @@ class TransformerEncoder:
     EncoderError
         A file is missing or unreadable, the checkpoint lacks weights, or the model brings code that is not trusted.
     UsageError
-        An unknown pooling, or a max_length beyond the model's positions.
+        An unknown pooling or precision, or a max_length beyond the model's positions.
     """
 
     backend = "torch"
@@ -76,7 +69,8 @@ class TransformerEncoder:
         precision: str = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        self.precision = precision
+        self._device = pick_device(device)
+        self.precision = _precision(precision, self._device)
         modular = (folder / MODULES).exists()
         settings = replace(settings, pooling=settings.pooling or (OWN_MODULES if modular else "last-avg"))
         if check_pooling(settings.pooling) in OTHER_POOLINGS:
@@ -92,14 +86,15 @@ class TransformerEncoder:
         self.poolings = self._modules.poolings if self._modules else (settings.pooling,)
         if self._modules:
             settings = self._modules.settings(settings)
-        self._weights = _weight_files(self._base)
+        self._weights = weight_files(self._base)
         if not trust_remote_code:
-            _refuse_code(self._base)
-        self._device = pick_device(device)
-        with _quiet_transformers():
-            self.tokenizer = _load_tokenizer(self._base, trust_remote_code)
-            self.model = _load_model(self._base, "pooler" in self.poolings, trust_remote_code).to(self._device).eval()
-        _check_vocabulary(self._base, self.tokenizer, self.model)
+            refuse_code(self._base)
+        with quiet_transformers():
+            self.tokenizer = load_tokenizer(self._base, trust_remote_code)
+            dtype = TORCH_PRECISIONS[self.precision]
+            model = load_model(self._base, "pooler" in self.poolings, dtype, trust_remote_code)
+        self.model = model.to(self._device).eval()
+        check_vocabulary(self._base, self.tokenizer, self.model)
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
@@ -115,15 +110,17 @@ class TransformerEncoder:
     def fingerprint(self) -> str:
         files = [self._base / "config.json", *self._weights]
         files += self._modules.files if self._modules else ()
-        tokenizer_files = {*_TOKENIZER_FILES, *self.tokenizer.vocab_files_names.values()}
+        tokenizer_files = {*TOKENIZER_FILES, *self.tokenizer.vocab_files_names.values()}
         files += [path for name in tokenizer_files if (path := self._base / name).exists()]
         names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
-        if type(self.tokenizer).__name__ == _ROFORMER:  # rjieba's dictionary is part of the tokenizer
+        if type(self.tokenizer).__name__ == ROFORMER:  # rjieba's dictionary is part of the tokenizer
             names["rjieba"] = importlib.metadata.version("rjieba")
         for part in (self.tokenizer, self.model):
             if type(part).__module__.startswith("transformers_modules."):  # code of the model's own
                 code = Path(inspect.getfile(type(part))).parent.glob("*.py")
                 names |= {f"{type(part).__name__}/{path.name}": cached_sha256(path) for path in code}
+        if self.precision != "float32":
+            names["precision"] = self.precision
         return settings_fingerprint(self.settings, names)
 
     @property
@@ -151,10 +148,11 @@ class TransformerEncoder:
         lengths = np.array([len(ids) for ids in tokens["input_ids"]])
         known = np.flatnonzero(lengths > prompt_tokens)
         self.counts += EncoderCounts(without_vector=len(texts) - len(known))
-        for places in batches(lengths[known].tolist()):
+        batch_tokens = GPU_BATCH_TOKENS if self._device.type == "cuda" else BATCH_TOKENS
+        for places in batches(lengths[known].tolist(), batch_tokens):
             rows = known[places]
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
-            vectors[rows] = self._forward(batch, prompt_tokens)
+            vectors[rows] = self._forward(batch, prompt_tokens).cpu().numpy()
             if on_batch is not None:
                 on_batch(len(rows))
         if on_batch is not None and len(known) < len(texts):
@@ -202,110 +200,29 @@ class TransformerEncoder:
         return {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
 
     @torch.inference_mode()
-    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> NDArray[np.float32]:
+    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
+        """float32, shape (B, d), on the encoder's device."""
         inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
         every_state = averaged_states(self.settings.pooling) is not None
         output = self.model(**inputs, output_hidden_states=every_state)
         states = output.hidden_states if every_state else (output.last_hidden_state,)
+        # The states that are read are averaged in float32, whatever the model's own numbers are.
+        read = {number % len(states) for number in averaged_states(self.settings.pooling) or (-1,)}
+        states = [state.float() if number in read else state for number, state in enumerate(states)]
         mask = inputs["attention_mask"].clone()
         mask[:, :prompt_tokens] = 0
-        pooler = output.pooler_output if "pooler" in self.poolings else None
-        vectors = torch.cat([pool(states, mask, pooling, pooler) for pooling in self.poolings], dim=-1)
-        return np.asarray(self.steps(vectors.float()).cpu().numpy())
+        pooler = output.pooler_output.float() if "pooler" in self.poolings else None
+        pooled = torch.cat([pool(states, mask, pooling, pooler) for pooling in self.poolings], dim=-1)
+        vectors: torch.Tensor = self.steps(pooled)
+        return vectors
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if not (folder / "config.json").exists():
-        raise EncoderError(f"{folder} has no config.json: expected a Hugging Face model folder")
-    for pattern in _WEIGHT_PATTERNS:
-        if files := sorted(folder.glob(pattern)):
-            return files
-    raise EncoderError(f"{folder} has no weights: expected model.safetensors or pytorch_model.bin")
-
-
-def _refuse_code(folder: Path) -> None:
-    """EncoderError where the model names Python classes of its own."""
-    for name in ("config.json", "tokenizer_config.json"):
-        if names_code(folder / name):
-            raise EncoderError(
-                f"the model in {folder} brings its own code (auto_map in {name}), which was not run: read it, "
-                f"and give --trust-remote-code (in Python trust_remote_code=True) if you trust it"
-            )
-
-
-def _sources(trusted: bool) -> dict[str, bool]:
-    """Where transformers may take code from: nowhere, or the folder and the repositories that it names."""
-    return {"trust_remote_code": trusted, "local_files_only": not trusted}
-
-
-def _load_tokenizer(folder: Path, trusted: bool) -> Any:
-    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
-        raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_sources(trusted))
-        if type(tokenizer).__name__ == _ROFORMER:
-            from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
-
-            # Given a vocab.txt, transformers 5 hands the splitter its path for the vocabulary, and no word is known.
-            splitter = JiebaPreTokenizer(tokenizer.get_vocab())
-            tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(splitter)
-        return tokenizer
-    except Exception as error:  # every tokenizer class has failures of its own
-        if isinstance(error, ImportError) and "rjieba" in str(error):
-            raise EncoderError(
-                f"the tokenizer in {folder} needs the package rjieba, which is not installed: "
-                f"pip install 'retr[roformer]'"
-            ) from error
-        raise EncoderError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
-
-
-def _load_model(folder: Path, pooler: bool, trusted: bool) -> Any:
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
-        config._attn_implementation = None  # a name there would be fetched from the hub and run
-        options = {}
-        if "AutoModel" not in (getattr(config, "auto_map", None) or {}):
-            model_class: Any = transformers.AutoModel._model_mapping[type(config)]
-            # Without the argument a pooler that is missing is filled with random weights.
-            if "add_pooling_layer" in inspect.signature(model_class).parameters:
-                options["add_pooling_layer"] = pooler
-        model, report = transformers.AutoModel.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **_sources(trusted),
-            **options,
-        )
-    except pickle.UnpicklingError as error:
-        raise not_only_tensors(folder, error) from error
-    except SafetensorError as error:
-        raise EncoderError(
-            f"the weights in {folder} cannot be loaded, they are damaged or cut short ({_first_line(error)}): "
-            f"download or copy them again"
-        ) from error
-    except Exception as error:  # every model class has failures of its own
-        raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if pooler and (getattr(model, "pooler", None) is None or any(name.startswith("pooler.") for name in missing)):
-        raise EncoderError(f"{folder} has no pooler: choose another pooling than 'pooler'")
-    if missing := [name for name in missing if not name.startswith("pooler.")]:
-        raise EncoderError(
-            f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first: "
-            f"the checkpoint is not whole, or its config.json is another model's"
-        )
-    return model
-
-
-def _check_vocabulary(folder: Path, tokenizer: Any, model: Any) -> None:
-    """A token without a row would be an error in the middle of a build."""
-    with contextlib.suppress(NotImplementedError, AttributeError):  # a model without a table
-        rows = len(model.get_input_embeddings().weight)
-        if len(tokenizer) > rows:
-            raise EncoderError(
-                f"the tokenizer in {folder} has {len(tokenizer):,} tokens, and the model's embedding table "
-                f"{rows:,} rows: they do not belong together; restore the model's own tokenizer or weights"
-            )
+def _precision(name: str, device: torch.device) -> str:
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if name not in TORCH_PRECISIONS:
+        raise UsageError(f"unknown precision {name!r}: expected auto or one of {', '.join(TORCH_PRECISIONS)}")
+    return name
 
 
 def _check_layers(pooling: str, config: Any) -> None:
@@ -329,7 +246,6 @@ def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
     return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
 
 
-_ROFORMER = "RoFormerTokenizer"
 _OFFSET_POSITIONS = {
     "roberta",
     "xlm-roberta",
@@ -339,24 +255,3 @@ _OFFSET_POSITIONS = {
     "mpnet",
     "longformer",
 }
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Loading without transformers' own bars and reports: this module turns what matters into errors."""
-    log: Any = transformers.utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity(logging.CRITICAL)
-    log.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
