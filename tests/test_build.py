@@ -419,7 +419,14 @@ def test_control_c_exits_with_130_and_the_same_command_goes_on(tmp_path: Path, t
         "--model",
         str(tiny_model),
     ]
-    build = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    build = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background has made its children deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     staged = tmp_path / ".i.building" / "index" / "embeddings"
     while build.poll() is None and (len(list(staged.glob("*.safetensors"))) if staged.exists() else 0) < 3:
         time.sleep(0.005)

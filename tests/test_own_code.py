@@ -123,8 +123,8 @@ def test_code_that_is_trusted_computes_the_vectors_and_is_in_the_fingerprint(mod
 def test_building_and_asking_each_need_the_consent(model: Path, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     with pytest.raises(EncoderError, match="--trust-remote-code"):
-        Index.build(tmp_path / "c.txt", tmp_path / "i", model=model)
-    built = Index.build(tmp_path / "c.txt", tmp_path / "i", model=model, trust_remote_code=True)
+        Index.build(tmp_path / "c.txt", tmp_path / "i", model=model, backend="torch")
+    built = Index.build(tmp_path / "c.txt", tmp_path / "i", model=model, backend="torch", trust_remote_code=True)
     assert "trust" not in json.dumps(built.manifest.to_json())
     with pytest.raises(EncoderError, match="--trust-remote-code"):
         Index.open(tmp_path / "i").search(TEXTS[3])
@@ -148,7 +148,8 @@ def test_the_command_line_never_asks_and_needs_the_option_each_time(
     model: Path, tmp_path: Path, ran: Path, retr: Retr
 ) -> None:
     (tmp_path / "c.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    build, ask = ("index", "c.txt", "--model", model), ("query", TEXTS[3], "-i", "indexes/c", "--json")
+    build = ("index", "c.txt", "--model", model, "--backend", "torch")
+    ask = ("query", TEXTS[3], "-i", "indexes/c", "--json")
     failed(retr(*build, stdin="y\n"), 1, "brings its own code", "--trust-remote-code")
     assert not ran.exists()
     assert retr(*build, "--trust-remote-code").returncode == 0
@@ -159,6 +160,19 @@ def test_the_command_line_never_asks_and_needs_the_option_each_time(
     assert not ran.exists()
     done = retr(*ask, "--trust-remote-code")
     assert json.loads(done.stdout.splitlines()[0])["id"] == "3", done.stderr
+
+
+def test_the_graph_of_a_model_with_its_own_code_needs_consent_once_and_runs_none_of_it(
+    model: Path, tmp_path: Path, ran: Path
+) -> None:
+    (tmp_path / "c.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    with pytest.raises(EncoderError, match="--trust-remote-code"):
+        Index.build(tmp_path / "c.txt", tmp_path / "i", model=model, backend="openvino")
+    assert not ran.exists()
+    Index.build(tmp_path / "c.txt", tmp_path / "i", model=model, backend="openvino", trust_remote_code=True)
+    ran.unlink()
+    assert Index.open(tmp_path / "i").search(TEXTS[3], k=1)[0][0].doc_id == "3"
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])

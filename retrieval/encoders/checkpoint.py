@@ -36,6 +36,7 @@ ROFORMER = "RoFormerTokenizer"
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint's weights, safetensors before pickles; EncoderError where there are none."""
     if not (folder / "config.json").exists():
         raise EncoderError(f"{folder} has no config.json: expected a Hugging Face model folder")
     for pattern in _WEIGHT_PATTERNS:
@@ -60,6 +61,7 @@ def _sources(trusted: bool) -> dict[str, bool]:
 
 
 def load_tokenizer(folder: Path, trusted: bool) -> Any:
+    """The folder's tokenizer, as transformers loads it; `trusted`: its own code may be run."""
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise EncoderError(f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or a SentencePiece model")
     try:
@@ -81,6 +83,7 @@ def load_tokenizer(folder: Path, trusted: bool) -> Any:
 
 
 def load_model(folder: Path, pooler: bool, dtype: torch.dtype, trusted: bool) -> Any:
+    """The folder's model with all its weights; EncoderError where some are missing, or a pooler that is asked for."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
         config._attn_implementation = None  # a name there would be fetched from the hub and run
