@@ -1,0 +1,180 @@
+"""The checks in scripts/ that a machine without their model or GPU can run in a small way."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import random_texts
+
+from retrieval.encoders.load import load_encoder, resolve_settings
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason="an sdist has no scripts")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str | int | None:
+    """Call main as the command line does; what it exits with, None where it passes."""
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    try:
+        module.main()
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def test_gpu_check_passes_where_the_cpu_stands_in_for_the_gpu(
+    tiny_model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = script("gpu_check")
+    # Widely spread random weights are rounded worse than those of a trained model.
+    monkeypatch.setitem(module.LOWEST_COSINE, "bf16", 0.99)
+    assert run(module, monkeypatch, "--device", "cpu", "--model", tiny_model, "--corpus", corpus) is None
+    out = capsys.readouterr().out
+    assert "500 distinct texts" in out
+    for name in ("cpu float32 embeddings", "cpu bf16 embeddings", "index, neighbours", "index, manifests"):
+        assert next(line for line in out.splitlines() if line.startswith(name)).endswith(": ok")
+    assert "index, documents: 450 from cpu, 450 from the CPU; expected 450: ok" in out
+    assert "faiss on a GPU: skipped: faiss-cpu" in out or "faiss on a GPU: skipped: a dry run" in out
+    assert "dry run: the CPU was compared with itself, and nothing is known of any GPU" in out
+
+
+def test_gpu_check_takes_the_sample_corpus_and_its_pairs() -> None:
+    texts = script("gpu_check").read_texts(None, 4000)
+    assert {"如何在手机上提交订单", "如何跟踪快件的实时物流轨迹", "我买的东西走到哪站了"} <= set(texts)
+    assert len(texts) == len(set(texts)) > 2000
+
+
+def test_gpu_check_exits_with_1_and_names_what_failed(
+    tiny_model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = script("gpu_check")
+    monkeypatch.setitem(module.LOWEST_COSINE, "bf16", 1.1)
+    left_out = run(module, monkeypatch, "--device", "cpu", "--model", tiny_model, "--corpus", corpus, "--texts", "40")
+    assert left_out == "1 of 5 checks FAILED: cpu bf16 embeddings"
+    assert "expected at least 1.1: FAILED" in capsys.readouterr().out
+
+
+def test_gpu_check_tells_neighbours_that_differ(
+    tiny_model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = script("gpu_check")
+    build = module.retrieval.Index.build
+
+    def build_another(source: Path, folder: Path, *, model: str, device: str) -> object:
+        return build(source, folder, model=model, device=device, pooling="cls" if folder.name == "index-0" else "max")
+
+    monkeypatch.setattr(module.retrieval.Index, "build", build_another)
+    checks = module.Checks()
+    module.check_index(checks, torch.device("cpu"), str(tiny_model), random_texts(200))
+    assert checks.failed == ["index, neighbours"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_check_without_a_gpu_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_with = run(script("gpu_check"), monkeypatch)
+    assert left_with == "device 'cuda': this machine has no CUDA GPU that torch can use; use --device cpu"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """An unpacked monpa of random weights, with a vocabulary that holds one token twice."""
+    folder = tmp_path / "package" / "monpa"
+    config = {
+        "embedding_size": 8,
+        "hidden_size": 12,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "hidden_act": "relu",
+        "max_position_embeddings": 40,
+        "type_vocab_size": 2,
+        "vocab_size": 12,
+        "net_structure_type": 0,  # a key that transformers does not know
+    }
+    (folder / "albert_config").mkdir(parents=True)
+    (folder / "albert_config" / "albert_config_mo.json").write_text(json.dumps(config), encoding="utf-8")
+    tokens = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "[SP]", "1", "天", "1", "地", "人", "a"]
+    (folder / "vocab_monpa.vocab").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(
+        transformers.AlbertConfig(**{name: value for name, value in config.items() if name != "net_structure_type"})
+    )
+    weights = {f"albert.{name}": tensor * 20 for name, tensor in model.state_dict().items()}
+    (folder / "model").mkdir()
+    torch.save({**weights, "classifier.weight": torch.zeros(3, 12)}, folder / "model" / "monpa_model_1.pt")
+    return folder.parent
+
+
+def test_monpa_is_converted_with_its_own_numbers_for_tokens(package: Path, tmp_path: Path) -> None:
+    script("check_raw_poolings").convert(package, tmp_path / "albert")
+    encoder = load_encoder(resolve_settings(tmp_path / "albert", pooling="first-last-avg"), "cpu")
+    # [CLS] 天 1 [SP] (an ideographic space) 地 [SP] (unknown) a [SEP]: the second "1" takes no number
+    numbers = [1, 7, 6, 5, 8, 5, 10, 2]
+    assert encoder.tokenizer("天1\u3000地\u200b龘a\n")["input_ids"] == numbers  # type: ignore[attr-defined]
+    weights = torch.load(package / "monpa" / "model" / "monpa_model_1.pt", weights_only=True)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "albert")
+    model = transformers.AlbertModel(config).eval()
+    model.load_state_dict({k.removeprefix("albert."): v for k, v in weights.items() if k.startswith("albert.")})
+    with torch.no_grad():
+        states = model(torch.tensor([numbers]), output_hidden_states=True).hidden_states
+    expected = (states[1] + states[-1])[0].mean(0) / 2
+    np.testing.assert_allclose(encoder.encode(["天1\u3000地\u200b龘a\n"])[0], expected.numpy(), atol=1e-5)
+
+
+def test_poolings_are_printed_for_every_transform_and_judged(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = script("check_raw_poolings")
+    monkeypatch.setattr(module, "TRANSFORMS", ("none", "whiten-4", "rotate-4"))
+    random = np.random.default_rng(0)
+    (tmp_path / "lcqmc").mkdir()
+    for name in ("dev", "test"):
+        texts = ["".join(random.choice(list("天地人a1"), random.integers(2, 9))) for _ in range(120)]
+        lines = [f"{first}\t{second}\t{random.integers(2)}\n" for first, second in itertools.pairwise(texts)]
+        (tmp_path / "lcqmc" / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+    left_with = run(module, monkeypatch, "--package", package, "--data", tmp_path, "--model", tmp_path / "kept")
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["pooling", *module.POOLINGS]
+    raw = {row[0]: float(row[1]) for row in rows[1:]}
+    assert all(-100 <= float(cell) <= 100 for row in rows[1:] for cell in row[1:])
+    assert (left_with is None) == module.in_order(raw)
+    assert (tmp_path / "kept" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("figures", "holds"),
+    [
+        ((33.11, 60.65, 60.60, 64.97), True),  # the article's BERT
+        ((33.11, 60.60, 60.65, 64.97), True),  # whichever of the two is ahead
+        ((67.50, 67.70, 67.70, 69.19), True),  # and its RoBERTa
+        ((69.90, 72.70, 70.87, 69.05), False),  # multilingual-e5-small, tuned on sentences
+        ((33.11, 60.65, 64.97, 64.98), False),  # last2-avg is nearer to first-last-avg
+        ((60.65, 60.65, 60.60, 64.97), False),
+    ],
+)
+def test_the_order_of_the_poolings(figures: tuple[float, ...], holds: bool) -> None:
+    module = script("check_raw_poolings")
+    assert module.in_order(dict(zip(module.POOLINGS, figures, strict=True))) is holds
