@@ -18,6 +18,7 @@ from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.encoders.onnx import GRAPH, graph_vectors
+from retrieval.encoders.runtime import import_runtime
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
 from retrieval.transforms.apply import unit_vectors
@@ -292,6 +293,7 @@ class _Loader:
         """Begin to load a graph. torch is left until it is asked for: its import cannot be broken off."""
         if not (self.folder / layout.ENCODER / GRAPH).exists():
             return
+        import_runtime(self.manifest.encoder["backend"])  # two threads that import wait for each other
         executor = ThreadPoolExecutor(1)
         self._started = executor.submit(self._load)
         executor.shutdown(wait=False)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 import retrieval
-from retrieval.corpus import Corpus, CorpusOptions
+from retrieval.corpus.reader import Corpus, CorpusOptions
 from retrieval.encoders.base import Encoder
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.device import pick_device

@@ -192,10 +192,9 @@ def test_a_cold_query_loads_only_what_it_needs(tmp_path: Path, tiny_model: Path)
     (tmp_path / "c.txt").write_text("\n".join(random_texts(20)), encoding="utf-8")
     Index.build(tmp_path / "c.txt", tmp_path / "i", model=tiny_model)
     code = (
-        "import sys; from retrieval.cli.main import main\n"
+        "import sys; from retrieval.cli.main import _run\n"
         "sys.argv[1:] = ['query', '甲', '-k', '1', '-i', sys.argv[1]]\n"
-        "try: main()\n"
-        "except SystemExit: print([name for name in sys.argv[6:] + 'torch transformers onnx onnxscript rich scipy '"
+        "_run(); print([name for name in sys.argv[6:] + 'torch transformers onnx onnxscript rich scipy '"
         "'pyarrow.parquet pyarrow.compute huggingface_hub safetensors'.split() if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "i")], capture_output=True, text=True, check=True)

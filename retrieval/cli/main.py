@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
 import traceback
+from types import ModuleType
+from typing import cast
 
 INTERRUPTED = 130
 
@@ -16,6 +19,8 @@ def main() -> None:
     # libgomp's threads spin while they wait, and slow each other down many times over where cores are shared. It reads
     # this when it is loaded, so before numpy, torch or faiss.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenVINO's converter of other frameworks' models, which no command needs: two thirds of its import, and telemetry.
+    sys.modules.setdefault("openvino.tools.ovc", cast(ModuleType, None))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character gets its number
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -24,9 +29,12 @@ def main() -> None:
         code = INTERRUPTED
     if code == INTERRUPTED:
         _say("interrupted")
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a second Ctrl-C, or a library's clean-up, could change the exit code
-    sys.exit(code)
+    # All is written. A second Ctrl-C, or a library's clean-up, could change the exit code, and cleaning up takes longer
+    # than a query's search.
+    os._exit(code)
 
 
 def _run() -> int:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-BATCH_TOKENS = 2048
+BATCH_TOKENS = 1024
 """Tokens of a batch, padding included: small enough for a CPU's caches, large enough for its matrix units."""
 
-GPU_BATCH_TOKENS = 16 * BATCH_TOKENS
+GPU_BATCH_TOKENS = 32 * BATCH_TOKENS
 """The same on a GPU, which a batch for a CPU would keep waiting; a hidden state of 768 then takes 96 MiB in float32."""
 
 _PART_CHARACTERS = 1 << 18

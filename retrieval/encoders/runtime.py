@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import threading
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +47,12 @@ def open_session(graph: Path, runtime: str, precision: str) -> Session:
         return session(graph, precision)
     except ImportError as error:
         raise EncoderError(f"the backend {runtime} is not installed ({error}): pip install {package}") from error
+
+
+def import_runtime(runtime: str) -> None:
+    """Import what `open_session` will; where it is missing, `open_session` says so."""
+    with contextlib.suppress(ImportError, KeyError):
+        importlib.import_module(_SESSIONS[runtime][1])
 
 
 class _OpenVinoSession:
