@@ -59,8 +59,9 @@ class OnnxEncoder:
             self.fingerprint: str = description["fingerprint"]
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
-            self._tokenizer = QuickTokenizer(folder, self.settings.max_length)
+            # First what runs outside of Python: a thread beside this one may import meanwhile.
             self._session = open_session(folder / GRAPH, runtime, self.precision)
+            self._tokenizer = QuickTokenizer(folder, self.settings.max_length)
         except RetrError:
             raise
         except Exception as error:  # the runtimes have no common exception

@@ -65,9 +65,10 @@ class _OpenVinoSession:
         model = self._core.read_model(graph)
         self.inputs = frozenset(value.get_any_name() for value in model.inputs)
         self.outputs = frozenset(value.get_any_name() for value in model.outputs)
-        self._tail = self._cut_tail(model) if VECTOR in self.outputs else None
+        tail = self._cut_tail(model) if VECTOR in self.outputs else None
         body = openvino.Model([model.output(POOLED)], model.get_parameters())
-        self._body = self._compile(body, "bf16" if precision == "bf16" and openvino_has_bf16() else "f32")
+        self._body = self._compile(body, "bf16" if precision == "bf16" and self._has_bf16() else "f32")
+        self._tail = self._compile(tail, "f32") if tail is not None else None
         self._lock = threading.Lock()
 
     def _cut_tail(self, model: Any) -> Any:
@@ -77,7 +78,10 @@ class _OpenVinoSession:
         for target in pooled.get_target_inputs():
             if target.get_node().get_type_name() != "Result":
                 target.replace_source_output(entry.output(0))
-        return self._compile(self._openvino.Model([model.output(VECTOR)], [entry]), "f32")
+        return self._openvino.Model([model.output(VECTOR)], [entry])
+
+    def _has_bf16(self) -> bool:
+        return "BF16" in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
     def _compile(self, model: Any, precision: str) -> Any:
         hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
