@@ -4,10 +4,11 @@ r"""One query as a whole cold process, beside a sentence-transformers + faiss sc
     python benchmarks/bench_query.py --corpus titles.txt --rows 100000 --model all-MiniLM-L6-v2 \
         --output benchmarks/results/query-wordpiece.json
 
-The corpus is indexed once for each side; every measured process then loads what it needs, answers one query and ends,
-side after side and round after round. The peer searches the first side's vectors; it encodes the query with the same
-weights, prompt and pooling. The queries are the corpus's last lines, which no side indexes, and hits are compared with
-the peer's: never speed without quality. Results go to benchmarks/results/query.json.
+The corpus is indexed once for each side (rotate-256); every measured process then loads what it needs, answers one
+query and ends, side after side and round after round. The peer searches the first side's vectors; it encodes the query
+with the same weights, prompt and pooling, and applies the same transform. The queries are the corpus's last lines,
+which no side indexes, and hits are compared with the peer's: never speed without quality.
+Results go to benchmarks/results/query.json.
 Needs: pip install '.[bench,onnx]'.
 """
 
@@ -24,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bench_build import RESULTS, machine
 
 K, WARM = 10, 200
@@ -39,17 +41,20 @@ def load(weights, prompt):
     else:
         model = SentenceTransformer(weights)
     return lambda texts: model.encode(
-        [prompt + text for text in texts], normalize_embeddings=True, show_progress_bar=False
+        [prompt + text for text in texts], show_progress_bar=False
     )
 """
 PEER_QUERY = """
 import json, sys
-import faiss
+import faiss, numpy
 folder, weights, prompt, query = sys.argv[1:]
 encode = load(weights, prompt)
 index = faiss.read_index(folder + "/vectors.faiss")
 texts = json.load(open(folder + "/texts.json", encoding="utf-8"))
-_, rows = index.search(encode([query]), 10)
+transform = numpy.load(folder + "/transform.npz")
+vectors = (encode([query]) - transform["mean"]) @ transform["kernel"]
+vectors /= numpy.linalg.norm(vectors, axis=1, keepdims=True)
+_, rows = index.search(vectors, 10)
 for row in rows[0]:
     print(json.dumps({"id": str(row), "text": texts[row]}, ensure_ascii=False))
 """
@@ -65,7 +70,7 @@ def build(corpus: Path, folder: Path, sides: list[str], model: str) -> dict[str,
     for side in sides:
         backend, precision = SIDES[side]
         index = retrieval.Index.build(
-            corpus, folder / side, model=model, transform="none", backend=backend, precision=precision
+            corpus, folder / side, model=model, transform="rotate-256", backend=backend, precision=precision
         )
         encoder = index.manifest.encoder
         seconds = index.manifest.build["seconds"]["encode"]
@@ -75,6 +80,9 @@ def build(corpus: Path, folder: Path, sides: list[str], model: str) -> dict[str,
     weights, prompt = (str(bundled_folder()), "query: ") if model == DEFAULT_MODEL else (model, "")
     (folder / PEER).mkdir()
     shutil.copyfile(folder / sides[0] / "vectors.faiss", folder / PEER / "vectors.faiss")
+    transform = retrieval.Index.open(folder / sides[0]).transform
+    assert transform is not None
+    np.savez(folder / PEER / "transform.npz", mean=transform.mean, kernel=transform.kernel)
     texts = corpus.read_text(encoding="utf-8").splitlines()
     (folder / PEER / "texts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
     commands[PEER] = [sys.executable, "-c", PEER_MODEL + PEER_QUERY, str(folder / PEER), weights, prompt]

@@ -89,9 +89,9 @@ class VectorIndex:
 
     @classmethod
     def load(cls, path: Path) -> VectorIndex:
-        """Read what `save` wrote. Raises IndexFolderError where the file is not that."""
+        """Open what `save` wrote; vectors are mapped, not read. Raises IndexFolderError where the file is not that."""
         try:
-            index = faiss.read_index(str(path))
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
             raise IndexFolderError(
                 f"{path} is not a whole FAISS index ({_reason(error)}): build the index again"
