@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from retrieval.search import Index
 
 INDEXES = Path("indexes")
+_OPENED: list[Index] = []
+"""Until the process ends: an index that is let go joins its threads first, which takes longer than its search."""
 
 IndexOption = Annotated[
     Path | None,
@@ -46,4 +48,6 @@ def open_index(index: Path | None, device: str, progress: TerminalProgress, trus
     from retrieval.search import Index
 
     path = index_path(index, progress)
-    return Index.open(path, device=device, preload=True, trust_remote_code=trust_remote_code, progress=progress)
+    opened = Index.open(path, device=device, preload=True, trust_remote_code=trust_remote_code, progress=progress)
+    _OPENED.append(opened)
+    return opened

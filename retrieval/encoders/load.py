@@ -12,7 +12,6 @@ from typing import Literal
 
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderSettings
-from retrieval.encoders.bundled import bundled_folder
 from retrieval.encoders.device import has_gpu
 from retrieval.encoders.fusion import POOLING as FUSION_POOLING
 from retrieval.encoders.fusion import FusionEncoder, FusionPart, fusion_text, parse_fusion
@@ -261,6 +260,8 @@ def _kind(path: Path) -> Literal["word vectors", "elmo", "static", "transformer"
 def _find(source: str, note: Note) -> Path:
     entry = catalog.lookup(source)
     if entry is not None and entry.source == catalog.BUNDLED:
+        from retrieval.encoders.bundled import bundled_folder
+
         return bundled_folder(note)
     hub_id = entry.source if entry is not None else source
     if (path := _existing(source)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -100,6 +99,8 @@ class NormalizingEncoder:
         """The inner one's, which holds the steps; with `t2s`, OpenCC's version too: its dictionaries change."""
         if "t2s" not in self._normalizer.steps:
             return self.inner.fingerprint
+        import importlib.metadata
+
         content = f"{self.inner.fingerprint} opencc {importlib.metadata.version('opencc')}"
         return hashlib.sha256(content.encode()).hexdigest()
 
