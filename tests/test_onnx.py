@@ -232,6 +232,8 @@ def test_auto_takes_torch_for_what_cannot_be_exported(
     encoder: Encoder = load_to_build(resolve_settings(tiny_model), "auto", "auto", "auto", notes.append)
     assert (encoder.backend, encoder.precision) == ("torch", "float32")
     assert "backend torch: the exporter is not installed" in notes[0]
+    rounded = load_to_build(resolve_settings(tiny_model), "auto", "auto", "bf16")
+    assert (rounded.backend, rounded.precision) == ("torch", "bf16")
     with pytest.raises(EncoderError, match=r"pip install onnx onnxscript.*use --backend torch"):
         load_to_build(resolve_settings(tiny_model), "auto", "openvino", "auto")
 
@@ -243,13 +245,37 @@ def test_auto_takes_the_runtime_that_is_installed(tiny_model: Path, monkeypatch:
     assert (encoder.backend, encoder.precision) == ("onnx", "float32")
 
 
+def test_a_cache_that_cannot_be_written_costs_the_graph_and_nothing_else(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("RETR_CACHE", str(tmp_path / "file"))
+    notes: list[str] = []
+    assert load_to_build(resolve_settings(tiny_model), "auto", "auto", "auto", notes.append).backend == "torch"
+    assert "backend torch: " in notes[-1]
+    with pytest.raises(OSError, match="file"):
+        load_to_build(resolve_settings(tiny_model), "auto", "openvino", "auto")
+
+
+@pytest.mark.parametrize(("runtime", "package"), [("openvino", "openvino"), ("onnx", "onnxruntime")])
+def test_a_runtime_that_is_not_installed_is_told_before_the_export(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, package: str
+) -> None:
+    find = sys.modules["importlib.util"].find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setenv("RETR_CACHE", str(tmp_path))
+    with pytest.raises(EncoderError, match=f"backend {runtime} is not installed: pip install {package}"):
+        load_to_build(resolve_settings(tiny_model), "cpu", runtime, "float32")
+    assert not (tmp_path / "onnx").exists()
+
+
 def test_word_vectors_have_no_graph(tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     (tmp_path / "words.txt").write_text("2 2\n退货 1 0\n快递 0 1\n", encoding="utf-8")
     settings = resolve_settings(tmp_path / "words.txt")
     assert load_to_build(settings, "auto", "auto", "auto").backend == "numpy"
     for backend, precision in (("openvino", "auto"), ("auto", "int8")):
-        with pytest.raises(EncoderError, match=r"words.txt has no graph, which (openvino|int8) needs"):
+        with pytest.raises(EncoderError, match=r"(openvino|int8) needs a graph, and .*words.txt has none"):
             load_to_build(settings, "auto", backend, precision)
 
 

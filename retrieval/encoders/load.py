@@ -19,14 +19,13 @@ from retrieval.encoders.graphs import NotExportableError, fill_place, graph_plac
 from retrieval.encoders.normalize import NormalizingEncoder, parse_normalization
 from retrieval.encoders.onnx import GRAPH, PRECISIONS, OnnxEncoder
 from retrieval.encoders.pooling import check_pooling
-from retrieval.encoders.runtime import RUNTIMES, openvino_has_bf16
+from retrieval.encoders.runtime import PACKAGES, RUNTIMES, openvino_has_bf16
 from retrieval.errors import EncoderError, UsageError
 
 Note = Callable[[str], None]
 AUTO = "auto"
 BACKENDS = (AUTO, "torch", *RUNTIMES)
 _LACKS = {"torch": ("int8",), "onnx": ("bf16",)}
-_MODULES = {"openvino": "openvino", "onnx": "onnxruntime"}
 FUSION_STATE = "fusion.safetensors"
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
@@ -146,19 +145,25 @@ def load_to_build(
     if runtime is None or model is None:
         if backend in RUNTIMES or precision == "int8":
             wanted = backend if backend in RUNTIMES else "int8"
-            raise EncoderError(f"{settings.source} has no graph, which {wanted} needs: leave the option out")
+            why = f"{settings.source} has none" if runtime else "nothing that runs one is installed"
+            raise EncoderError(f"{wanted} needs a graph, and {why}: leave the option out")
         return load_encoder(settings, device, note, precision=precision, trust_remote_code=trust_remote_code)
-    if precision == AUTO:
+    if not importlib.util.find_spec(PACKAGES[runtime]):
+        raise EncoderError(f"the backend {runtime} is not installed: pip install {PACKAGES[runtime]}")
+    asked = precision
+    if asked == AUTO:
         precision = "bf16" if runtime == "openvino" and openvino_has_bf16() else "float32"
     place = graph_place(model, settings, precision)
     if not is_whole(place, note):
         encoder = _load_one(settings, "cpu", note, "float32", trust_remote_code)
         try:
             _export(encoder, place, precision, note)
-        except NotExportableError as error:
+        except (NotExportableError, OSError) as error:
             if backend != AUTO or precision == "int8":
-                raise EncoderError(f"{error}: use --backend torch") from None
+                raise error if isinstance(error, OSError) else EncoderError(f"{error}: use --backend torch") from None
             note(f"backend torch: {error}")
+            if asked == "bf16":
+                return load_encoder(settings, device, note, precision=asked, trust_remote_code=trust_remote_code)
             return _normalizing(encoder)
     return _normalizing(OnnxEncoder(place, runtime, settings.source))
 
@@ -182,7 +187,7 @@ def _runtime_here(device: str, precision: str) -> str | None:
     if precision != "int8" and (device not in (AUTO, "cpu") or (device == AUTO and has_gpu())):
         return None
     able = (name for name in RUNTIMES if precision not in _LACKS.get(name, ()))
-    return next((name for name in able if importlib.util.find_spec(_MODULES[name])), None)
+    return next((name for name in able if importlib.util.find_spec(PACKAGES[name])), None)
 
 
 def _export(encoder: Encoder, place: Path, precision: str, note: Note) -> None:

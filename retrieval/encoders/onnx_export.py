@@ -44,13 +44,16 @@ def export_graph(encoder: TransformerEncoder, folder: Path, precision: str) -> N
         raise NotExportableError(f"{encoder.settings.source} {what}, which a graph cannot")
     try:
         (folder / TOKENIZER).write_text(backend.to_str(), encoding="utf-8")
-    except Exception as error:  # tokenizers raises nothing narrower; RoFormer's splits words in Python
-        raise NotExportableError(f"the tokenizer of {encoder.settings.source} cannot be written ({error})") from error
+        with _quiet(), _plain_attention(encoder.model):
+            model = with_precision(_without_traces(_export(encoder)), precision)
+            # Beside the graph, weights are mapped into memory, not read; and the graph alone is changed quickly.
+            onnx.save(model, folder / GRAPH, save_as_external_data=True, location=WEIGHTS, size_threshold=1024)
+    except OSError:
+        raise
+    except Exception as error:  # the exporter raises what the model's code makes it; RoFormer's tokenizer is Python
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NotExportableError(f"{encoder.settings.source} cannot be exported to ONNX ({detail[:150]})") from error
     write_vocabulary(folder / TOKENIZER, folder / VOCABULARY)
-    with _quiet():
-        model = with_precision(_without_traces(_export(encoder)), precision)
-        # Beside the graph, weights are mapped into memory, not read; and an index's own graph can share them.
-        onnx.save(model, folder / GRAPH, save_as_external_data=True, location=WEIGHTS, size_threshold=1024)
     for name in (GRAPH, WEIGHTS):
         make_readable(folder / name)
     made_of = f"{encoder.fingerprint} onnx {FORMAT} {precision}"
@@ -93,30 +96,32 @@ class _Pooled(torch.nn.Module):
 
 def _export(encoder: TransformerEncoder) -> onnx.ModelProto:
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoder.input_names]
-    example = encoder.tokenizer(["ab", "a b c d"], padding=True, return_tensors="pt")
-    attention = encoder.model.config._attn_implementation
     dynamic = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
-    try:
-        # Plain products and a softmax: what the exporter makes of torch's fused attention has twice as many nodes.
-        encoder.model.set_attn_implementation("eager")
-        with torch.inference_mode():
-            program: Any = torch.onnx.export(
-                _Pooled(encoder).eval(),
-                tuple(example[name] for name in names),
-                dynamo=True,
-                dynamic_shapes=tuple(dynamic for _ in names),
-                input_names=names,
-                output_names=[POOLED],
-                opset_version=_OPSET,
-                verbose=False,
-            )
-    except Exception as error:  # the exporter raises what the model's code makes it
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise NotExportableError(f"{encoder.settings.source} cannot be exported to ONNX ({detail[:150]})") from error
-    finally:
-        encoder.model.set_attn_implementation(attention)
+    example = encoder.tokenizer(["ab", "a b c d"], padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        program: Any = torch.onnx.export(
+            _Pooled(encoder).eval(),
+            tuple(example[name] for name in names),
+            dynamo=True,
+            dynamic_shapes=tuple(dynamic for _ in names),
+            input_names=names,
+            output_names=[POOLED],
+            opset_version=_OPSET,
+            verbose=False,
+        )
     model: onnx.ModelProto = program.model_proto
     return model
+
+
+@contextlib.contextmanager
+def _plain_attention(model: Any) -> Iterator[None]:
+    """Products and a softmax: what the exporter makes of torch's fused attention has twice as many nodes."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:

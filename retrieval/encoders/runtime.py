@@ -16,6 +16,10 @@ from retrieval.errors import EncoderError, UsageError
 POOLED, VECTOR = "pooled", "vector"
 """A graph's outputs: the raw embedding, and what an index holds, transformed and of unit length."""
 
+PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+RUNTIMES = tuple(PACKAGES)
+"""What can run a graph, the fastest first."""
+
 Feeds = dict[str, NDArray[Any]]
 
 
@@ -42,17 +46,18 @@ def open_session(graph: Path, runtime: str, precision: str) -> Session:
     """
     if runtime not in _SESSIONS:
         raise UsageError(f"unknown runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
-    session, package = _SESSIONS[runtime]
     try:
-        return session(graph, precision)
+        return _SESSIONS[runtime](graph, precision)
     except ImportError as error:
-        raise EncoderError(f"the backend {runtime} is not installed ({error}): pip install {package}") from error
+        raise EncoderError(
+            f"the backend {runtime} is not installed ({error}): pip install {PACKAGES[runtime]}"
+        ) from error
 
 
 def import_runtime(runtime: str) -> None:
     """Import what `open_session` will; where it is missing, `open_session` says so."""
     with contextlib.suppress(ImportError, KeyError):
-        importlib.import_module(_SESSIONS[runtime][1])
+        importlib.import_module(PACKAGES[runtime])
 
 
 class _OpenVinoSession:
@@ -110,11 +115,10 @@ class _OnnxRuntimeSession:
         return np.asarray(self._session.run([output], feeds)[0], dtype=np.float32)
 
 
-_SESSIONS: dict[str, tuple[type[_OpenVinoSession] | type[_OnnxRuntimeSession], str]] = {
-    "openvino": (_OpenVinoSession, "openvino"),
-    "onnx": (_OnnxRuntimeSession, "onnxruntime"),
+_SESSIONS: dict[str, type[_OpenVinoSession] | type[_OnnxRuntimeSession]] = {
+    "openvino": _OpenVinoSession,
+    "onnx": _OnnxRuntimeSession,
 }
-RUNTIMES = tuple(_SESSIONS)
 
 
 def openvino_has_bf16() -> bool:
