@@ -84,8 +84,6 @@ class Index:
         if preload and encoder is None:
             loader.start()
         index = cls._open_whole(folder)
-        if loader.is_loading:
-            import tokenizers  # noqa: F401 (while the graph is compiled; the loader needs it next)
         if encoder is not None:
             index._encoder = index._checked(encoder)
         if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
@@ -299,10 +297,6 @@ class _Loader:
         executor = ThreadPoolExecutor(1)
         self._started = executor.submit(self._load)
         executor.shutdown(wait=False)
-
-    @property
-    def is_loading(self) -> bool:
-        return self._started is not None
 
     def load(self) -> Encoder:
         """The encoder, waited for where it is on its way."""

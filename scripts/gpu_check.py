@@ -155,7 +155,9 @@ def check_index(checks: Checks, device: torch.device, model: str, texts: list[st
         corpus.write_text("".join(lines), encoding="utf-8")
         for place, where in enumerate((str(device), "cpu")):
             folder = Path(temporary) / f"index-{place}"
-            index = retrieval.Index.build(corpus, folder, model=model, device=where)
+            index = retrieval.Index.build(
+                corpus, folder, model=model, device=where, backend="torch", precision="float32"
+            )
             counts.append(len(index))
             made.append(f"{index.manifest.encoder['precision']}/{index.manifest.encoder['backend']}")
             found.append([{hit.doc_id for hit in hits} for hits in index.search(queries, k=NEIGHBOURS)])

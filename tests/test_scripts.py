@@ -78,8 +78,8 @@ def test_gpu_check_tells_neighbours_that_differ(
     module = script("gpu_check")
     build = module.retrieval.Index.build
 
-    def build_another(source: Path, folder: Path, *, model: str, device: str) -> object:
-        return build(source, folder, model=model, device=device, pooling="cls" if folder.name == "index-0" else "max")
+    def build_another(source: Path, folder: Path, **options: str) -> object:
+        return build(source, folder, pooling="cls" if folder.name == "index-0" else "max", **options)
 
     monkeypatch.setattr(module.retrieval.Index, "build", build_another)
     checks = module.Checks()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,9 +60,10 @@ class OnnxEncoder:
             self.fingerprint: str = description["fingerprint"]
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
-            # First what runs outside of Python: a thread beside this one may import meanwhile.
-            self._session = open_session(folder / GRAPH, runtime, self.precision)
-            self._tokenizer = QuickTokenizer(folder, self.settings.max_length)
+            with ThreadPoolExecutor(1) as beside:  # most of a session's time is not spent in Python
+                tokenizer = beside.submit(QuickTokenizer, folder, self.settings.max_length)
+                self._session = open_session(folder / GRAPH, runtime, self.precision)
+                self._tokenizer = tokenizer.result()
         except RetrError:
             raise
         except Exception as error:  # the runtimes have no common exception

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,8 +73,10 @@ class _OpenVinoSession:
         self.outputs = frozenset(value.get_any_name() for value in model.outputs)
         tail = self._cut_tail(model) if VECTOR in self.outputs else None
         body = openvino.Model([model.output(POOLED)], model.get_parameters())
-        self._body = self._compile(body, "bf16" if precision == "bf16" and self._has_bf16() else "f32")
-        self._tail = self._compile(tail, "f32") if tail is not None else None
+        with ThreadPoolExecutor(1) as beside:
+            small = beside.submit(self._compile, tail, "f32") if tail is not None else None
+            self._body = self._compile(body, "bf16" if precision == "bf16" and self._has_bf16() else "f32")
+            self._tail = small.result() if small is not None else None
         self._lock = threading.Lock()
 
     def _cut_tail(self, model: Any) -> Any:
