@@ -27,7 +27,7 @@ LAYERS = [
     ["errors", "types", "storage", "sample", "__version__"],
     ["corpus", "transforms", "index"],
     ["encoders"],
-    ["pipeline", "search"],
+    ["pipeline", "search", "evaluation"],
     ["cli"],
 ]
 # search.Index.build is the door to the pipeline, opened when it is called.

@@ -102,9 +102,10 @@ def _draws(n: int, resamples: int, seed: int) -> Iterator[Floats]:
 def _standardised(values: Floats) -> Floats:
     centred = values - values.mean()
     deviation = float(np.sqrt((centred**2).mean()))
-    return centred / deviation if deviation > 0 else centred
+    return np.asarray(centred / (deviation or 1.0), dtype=np.float64)
 
 
 def _ratio(numerator: Floats, denominator: Floats | np.float64, defined: NDArray[np.bool_] | bool) -> Floats:
     out = np.full(numerator.shape, np.nan)
-    return np.divide(numerator, denominator, out=out, where=np.logical_and(defined, denominator > 0))
+    np.divide(numerator, denominator, out=out, where=np.logical_and(defined, denominator > 0))
+    return out

@@ -116,6 +116,8 @@ def _pairs(name: str, split: str, path: Path, rows: Iterator[_Row]) -> Pairs:
         for column, sentence in zip(COLUMNS, (one, other), strict=False):
             if not isinstance(sentence, str):
                 raise CorpusError(f"{where}: {column} is {_shown(sentence)}, expected a text")
+            if any("\ud800" <= character <= "\udfff" for character in sentence):
+                raise CorpusError(f"{where}: {column} holds half a surrogate pair, which is not a character")
         first.append(one)
         second.append(other)
         labels.append(_label(label, where))
