@@ -67,8 +67,8 @@ def as_markdown(results: Sequence[Result]) -> str:
     """The results on one set as a Markdown table between what was measured and the notes."""
     lines = [_markdown_row(_HEADER), "|---|" + "---:|" * len(MEASURES)]
     lines += [_markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in _rows(results)]
-    about, notes = (" \n".join(_markdown(line) for line in part) for part in (_about(results), _notes(results)))
-    return "\n".join([about, "", *lines, "", notes]) + "\n"
+    about, notes = ([f"- {_markdown(line)}" for line in part] for part in (_about(results), _notes(results)))
+    return "\n".join([*about, "", *lines, "", *notes]) + "\n"
 
 
 def as_latex(results: Sequence[Result]) -> str:
