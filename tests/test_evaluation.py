@@ -496,6 +496,8 @@ def test_tasks_refuse_to_learn_from_what_is_measured(tmp_path: Path) -> None:
         make_task("lcqmc", folder=tmp_path, fit="test", needs_fit=True)
     with pytest.raises(UsageError, match="is lcqmc test itself"):
         make_task("lcqmc", folder=tmp_path, fit=str(measured), needs_fit=True)
+    with pytest.raises(UsageError, match="is lcqmc test: nothing is learnt from a test split"):
+        make_task("lcqmc", folder=tmp_path, split="dev", fit=str(measured), needs_fit=True)
     with pytest.raises(UsageError, match="--threshold-from test: nothing is learnt"):
         make_task("lcqmc", folder=tmp_path, threshold_from="test")
     with pytest.raises(UsageError, match="--fit dev: that split is measured"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import CorpusError, UsageError
-from retrieval.evaluation.pairs import Pairs, read_columns, read_json_pairs
+from retrieval.evaluation.pairs import Pairs, md5_of, read_columns, read_json_pairs
 
 SPLITS = ("train", "dev", "test")
 
@@ -51,7 +51,7 @@ def _senteval(name: str) -> tuple[Form, ...]:
     return Form(f"senteval_cn/{name}.{{}}.data", words), Form(f"senteval_cn/{name}/{name}.{{}}.data", words)
 
 
-_SENTEVAL = "the archive senteval_cn, linked from https://github.com/bojone/BERT-whitening (chn)"
+_SENTEVAL = "the archive senteval_cn, which https://github.com/bojone/BERT-whitening links to"
 
 DATASETS = {
     dataset.name: dataset
@@ -120,14 +120,24 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
         )
     if not folder.is_dir():
         raise CorpusError(f"no folder '{folder}': --data or RETR_DATA names the folder of the data sets")
-    for form in dataset.forms:
-        path = folder / form.file(split)
-        if path.is_file():
-            if path.suffix == ".json":
-                return read_json_pairs(path, name, split)
-            return read_columns(path, name, split, form.places, form.widths, form.header)
+    if (found := _find(dataset, split, folder)) is not None:
+        form, path = found
+        if path.suffix == ".json":
+            return read_json_pairs(path, name, split)
+        return read_columns(path, name, split, form.places, form.widths, form.header)
     looked = ", ".join(form.file(split) for form in dataset.forms)
     raise CorpusError(
         f"the {split} split of {name} is not in '{folder}': looked for {looked}. "
         f"It can be had from {dataset.source}; nothing is downloaded"
     )
+
+
+def is_test_file(name: str, md5: str, folder: Path | None) -> bool:
+    """Whether a file of this md5 is the set's test split, as far as that lies in the data folder."""
+    found = _find(DATASETS[name], "test", folder) if folder is not None else None
+    return found is not None and md5_of(found[1]) == md5
+
+
+def _find(dataset: Dataset, split: str, folder: Path) -> tuple[Form, Path] | None:
+    files = ((form, folder / form.file(split)) for form in dataset.forms)
+    return next(((form, path) for form, path in files if path.is_file()), None)

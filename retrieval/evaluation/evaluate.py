@@ -13,7 +13,7 @@ from retrieval.encoders.base import Encoder
 from retrieval.encoders.fusion import FusionEncoder
 from retrieval.errors import CorpusError, EncoderError, UsageError
 from retrieval.evaluation.correlation import attainable_spearman, best_thresholds, is_binary
-from retrieval.evaluation.datasets import DATASETS, SPLITS, load_dataset
+from retrieval.evaluation.datasets import DATASETS, SPLITS, is_test_file, load_dataset
 from retrieval.evaluation.measures import Measures, Thresholds, Value, difference, measure
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs
 from retrieval.evaluation.scoring import EncodedTexts
@@ -207,8 +207,7 @@ def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None)
         found = load_dataset(pairs.name, wanted, folder)
     else:
         found = read_pairs(wanted)
-    if found.md5 == pairs.md5:
-        raise UsageError(f"--threshold-from {wanted or 'dev'} is {pairs.title} itself, which is measured: name others")
+    _check_other(pairs, is_set, found.md5, f"--threshold-from {wanted or 'dev'}", folder)
     if not is_binary(found.labels):
         raise UsageError(f"--threshold-from {wanted or 'dev'}: its labels are graded, expected 0 and 1")
     return found, ""
@@ -221,15 +220,20 @@ def _fit_texts(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | No
     if wanted is None or wanted in SPLITS:
         _check_split(pairs, is_set, wanted or "dev", "--fit")
         fitting = load_dataset(pairs.name, wanted or "dev", folder)
-        return _checked_fit(pairs, fitting.md5, fitting.texts, fitting.title)
-    path = find_files([wanted])[0].path
-    return _checked_fit(pairs, md5_of(path) if path else "", _read_texts(wanted), wanted)
-
-
-def _checked_fit(pairs: Pairs, md5: str, texts: list[str], name: str) -> tuple[list[str], str]:
-    if md5 == pairs.md5:
-        raise UsageError(f"--fit {name} is {pairs.title} itself, which is measured: fit on other sentences")
+        texts, name = fitting.texts, fitting.title
+        _check_other(pairs, is_set, fitting.md5, f"--fit {wanted or 'dev'}", folder)
+    else:
+        for file in find_files([wanted]):
+            _check_other(pairs, is_set, md5_of(file.path) if file.path else "", f"--fit {wanted}", folder)
+        texts, name = _read_texts(wanted), wanted
     return texts, f"{name} ({len(texts):,} sentences)"
+
+
+def _check_other(pairs: Pairs, is_set: bool, md5: str, option: str, folder: Path | None) -> None:
+    if md5 == pairs.md5:
+        raise UsageError(f"{option} is {pairs.title} itself, which is measured: name others")
+    if is_set and is_test_file(pairs.name, md5, folder):
+        raise UsageError(f"{option} is {pairs.name} test: nothing is learnt from a test split; use dev or train")
 
 
 def _check_split(pairs: Pairs, is_set: bool, split: str, option: str) -> None:
