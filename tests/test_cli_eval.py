@@ -92,6 +92,16 @@ def test_eval_of_an_index_measures_its_own_encoder_and_transform(files: Path, ti
     assert json.loads(same.stdout)["spearman"]["value"] == pytest.approx(record["spearman"]["value"], abs=1e-6)
 
 
+def test_eval_of_a_centred_fusion_fits_its_means_on_other_texts(files: Path, tiny_model: Path, retr: Retr) -> None:
+    fusion = ("eval", "test.tsv", "--model", f"{tiny_model}+0.3*center({tiny_model})", "--bootstrap", "0", "--json")
+    refused = retr(*fusion)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "Give --fit FILE" in refused.stderr
+    done = retr(*fusion, "--fit", "dev.tsv")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["system"]["fitted_on"].startswith("dev.tsv (")
+
+
 def test_eval_latex_is_a_tabular(files: Path, tiny_model: Path, retr: Retr) -> None:
     done = retr("eval", "test.tsv", "--model", tiny_model, "--backend", "torch", "--bootstrap", "0", "--latex")
     assert done.stdout.count(r"\begin{tabular}") == done.stdout.count(r"\end{tabular}") == 1

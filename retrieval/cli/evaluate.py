@@ -86,7 +86,7 @@ def evaluate(
     The threshold of accuracy and F1 never comes from the pairs that are measured, and nothing is fitted on them.
     Nothing is downloaded; where a set can be had is said when it is missing.
 
-    Example: retr eval lcqmc --data DIR --model multilingual-e5-small --model use-multilingual
+    Example: retr eval lcqmc --data DIR --transform whiten-256
     """
     from retrieval.evaluation import report
     from retrieval.evaluation.datasets import DATASETS

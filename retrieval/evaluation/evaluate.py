@@ -216,7 +216,7 @@ def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None)
 def _fit_texts(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[list[str], str]:
     """Distinct sentences to fit on, and what they are called."""
     if wanted is None and not is_set:
-        raise UsageError(f"what is the transform fitted on for {pairs.title}? Give --fit FILE: other texts than these")
+        raise UsageError(f"what is fitted, for {pairs.title}, on which texts? Give --fit FILE: others than these")
     if wanted is None or wanted in SPLITS:
         _check_split(pairs, is_set, wanted or "dev", "--fit")
         fitting = load_dataset(pairs.name, wanted or "dev", folder)
