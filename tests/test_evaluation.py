@@ -103,6 +103,9 @@ def test_best_thresholds_lie_between_scores() -> None:
     for_accuracy, for_f1 = best_thresholds(scores, labels)
     assert for_accuracy > 0.4
     assert for_f1 == 0.1
+    # Neighbouring floats: the threshold takes the upper one alone.
+    low, high = 0.5, math.nextafter(0.5, 1)
+    assert best_thresholds(floats(low, high), floats(0, 1)) == (high, high)
 
 
 # Laws
@@ -304,6 +307,8 @@ def test_csv_jsonl_parquet_and_gz_hold_the_same_pairs(tmp_path: Path) -> None:
         ("a.jsonl", '{"sentence1": "甲", "sentence2": null, "label": 1}\n', "line 1: sentence2 is null"),
         ("a.jsonl", '{"sentence1": "\\ud800", "sentence2": "乙", "label": 1}\n', "line 1: sentence1 holds half"),
         ("a.jsonl", '{"sentence1": "甲", "sentence2": "乙", "label": [1]}\n', "line 1: the label is \\[1\\]"),
+        ("a.jsonl", f'{{"sentence1": "甲", "sentence2": "乙", "label": 1{"0" * 400}}}\n', "line 1: the label is 10000"),
+        ("a.jsonl", '{"sentence1": "甲", "sentence2": "乙", "label": NaN}\n', "line 1: the label is NaN"),
         ("a.parquet", "nonsense", "cannot be read as Parquet"),
     ],
 )

@@ -102,9 +102,9 @@ def best_thresholds(scores: Floats, labels: Floats) -> tuple[float, float]:
     # Cut i takes the distinct scores from i on; the last takes none.
     hits = np.append(np.cumsum(ones[::-1])[::-1], 0)
     false = np.append(np.cumsum(zeros[::-1])[::-1], 0)
-    cuts = np.concatenate(
-        [distinct[:1], distinct[:-1] + np.diff(distinct) / 2, [np.nextafter(distinct[-1], np.inf)]], dtype=np.float64
-    )
+    between = distinct[:-1] + np.diff(distinct) / 2
+    between = np.maximum(between, np.nextafter(distinct[:-1], np.inf))  # neighbouring floats have nothing between
+    cuts = np.concatenate([distinct[:1], between, [np.nextafter(distinct[-1], np.inf)]], dtype=np.float64)
     right = hits + zeros.sum() - false
     f1_values = 2 * hits / np.maximum(hits + false + ones.sum(), 1)
     return float(cuts[_last_best(right)]), float(cuts[_last_best(f1_values)])

@@ -6,9 +6,9 @@ import codecs
 import hashlib
 import io
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ def _pairs(name: str, split: str, path: Path, rows: Iterator[_Row]) -> Pairs:
 def _label(value: Any, where: str) -> float:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return float(value)
     raise CorpusError(f"{where}: the label is {_shown(value)}, expected a number: 0 or 1, or a grade")
 
