@@ -27,7 +27,7 @@ LAYERS = [
     ["errors", "types", "storage", "sample", "__version__"],
     ["corpus", "transforms", "index"],
     ["encoders"],
-    ["pipeline", "search"],
+    ["pipeline", "search", "evaluation"],
     ["cli"],
 ]
 # search.Index.build is the door to the pipeline, opened when it is called.
@@ -164,19 +164,20 @@ def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> N
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in ("index", "query", "info", "models", "demo"):
+    for command in ("index", "query", "info", "models", "demo", "eval"):
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 
 def test_options_in_the_readme_exist() -> None:
     from retrieval.cli.build import index
+    from retrieval.cli.evaluate import evaluate
     from retrieval.cli.info import info
     from retrieval.cli.query import query
 
     known = {"--help", "--version"}
-    for function in (index, query, info):
+    for function in (index, query, info, evaluate):
         for name in inspect.signature(function).parameters:
-            known.add("--" + {"as_json": "json"}.get(name, name).replace("_", "-"))
+            known.add("--" + name.removeprefix("as_").replace("_", "-"))
     for document in ("README.md", "README.zh.md"):
         text = (ROOT / document).read_text(encoding="utf-8")
         used = {

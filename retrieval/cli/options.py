@@ -28,6 +28,8 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Where the encoder r
 TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code that the model's own folder brings along.")
 ]
+BackendOption = Annotated[str, typer.Option("--backend", help="What runs the encoder: auto, torch, openvino or onnx.")]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="auto, float32, bf16 or int8.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and no progress on stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="On an error, print the traceback too.")]

@@ -35,7 +35,7 @@ def read_text(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.Re
 def read_csv(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.RecordBatch]:
     """Comma-separated with a header, quoted as RFC 4180 has it."""
     with file.open() as stream:
-        yield from _headed(_csv_rows(decoded_lines(stream, file.name, encoding), file), select, file)
+        yield from _headed(csv_rows(decoded_lines(stream, file.name, encoding), file), select, file)
 
 
 def read_tsv(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ def read_tsv(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.Rec
 def read_jsonl(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.RecordBatch]:
     """A JSON object a line. `a.b` is the field b of the object a; a missing field is null."""
     with file.open() as stream:
-        records = _json_records(decoded_lines(stream, file.name, encoding), file)
+        records = json_records(decoded_lines(stream, file.name, encoding), file)
         peeked = list(itertools.islice(records, _PEEKED_RECORDS))
         if not peeked:
             return
@@ -70,7 +70,8 @@ def read_jsonl(file: CorpusFile, select: Select, encoding: str) -> Iterator[pa.R
         yield from _batches(rows, schema, file)
 
 
-def _csv_rows(lines: Iterator[str], file: CorpusFile) -> Iterator[_Row]:
+def csv_rows(lines: Iterator[str], file: CorpusFile) -> Iterator[_Row]:
+    """Rows with the line each begins on, quoted as RFC 4180 has it; CorpusError names the line of a broken one."""
     csv.field_size_limit(2**31 - 1)  # the module's own limit, 131,072 characters, is less than a long document
     reader = csv.reader(lines, strict=True)
     while True:
@@ -161,7 +162,8 @@ def _holds_surrogate(value: Any) -> bool:
     return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _json_records(lines: Iterator[str], file: CorpusFile) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_records(lines: Iterator[str], file: CorpusFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The object of each line that is not blank, with the line's number; CorpusError names a line that is none."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,0 +1,1 @@
+"""How well scores match labels: pairs of sentences, correlations with their intervals, reports."""
