@@ -65,6 +65,90 @@ def test_reading_moments_in_between_changes_nothing() -> None:
     np.testing.assert_array_equal(moments.mean(), moments_of(rows).mean())
 
 
+@pytest.fixture
+def few_exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 64 rows, and float32 after the first 128: what large corpora go through, at small ones' cost."""
+    monkeypatch.setattr("retrieval.transforms.moments.BLOCK_ROWS", 64)
+    monkeypatch.setattr(Moments.__init__, "__defaults__", (128,))
+
+
+def same_to_the_bit(one: Moments, other: Moments) -> bool:
+    return (
+        one.rows == other.rows
+        and np.array_equal(one.mean(), other.mean())
+        and np.array_equal(one.covariance(), other.covariance())
+    )
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+def test_moments_beyond_the_exact_rows_are_the_same_to_the_bit_under_any_chunking() -> None:
+    rows = sample(1000)
+    whole = moments_of(rows)
+    assert not whole.exact
+    for cuts in ([1, 63, 64, 65, 500], [999], [128, 129, 192, 700], [127, 640]):
+        assert same_to_the_bit(moments_of(*np.split(rows, cuts)), whole)
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("mean", [0.0, 25.0, 800.0])
+def test_moments_beyond_the_exact_rows_are_as_near_as_float32_even_with_a_large_mean(mean: float) -> None:
+    rows = sample(5000, mean=mean)
+    exact = np.cov(rows.T.astype(np.float64), bias=True)
+    scale = np.sqrt(np.outer(exact.diagonal(), exact.diagonal()))
+    assert np.abs((moments_of(rows).covariance() - exact) / scale).max() < 1e-7
+    assert Moments(12, None).exact
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 3 * BLOCK_ROWS), st.sampled_from([0.0, 25.0, 800.0]))
+def test_two_parts_merged_equal_one_pass(cut: int, mean: float) -> None:
+    rows = sample(3 * BLOCK_ROWS, 3, mean=mean)
+    rows[cut:] += 5  # the parts lie apart, and are shifted apart
+    first, second, whole = moments_of(rows[:cut]), moments_of(rows[cut:]), moments_of(rows)
+    before = second.rows, second.covariance() if second.rows else None
+    for merged in (first.merged(second), second.merged(first)):
+        assert merged.rows == whole.rows
+        np.testing.assert_allclose(merged.mean(), whole.mean(), rtol=1e-12)
+        error = np.abs(merged.covariance() - whole.covariance()).max()
+        assert error < 1e-12 * np.abs(whole.covariance()).max()
+    assert second.rows == before[0]
+    assert before[1] is None or np.array_equal(before[1], second.covariance())
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+def test_parts_beyond_the_exact_rows_merge_as_near_as_float32() -> None:
+    rows = sample(1000)
+    merged, whole = moments_of(rows[:450]).merged(moments_of(rows[450:])), moments_of(rows)
+    np.testing.assert_allclose(merged.covariance(), whole.covariance(), rtol=1e-6, atol=1e-6)
+    assert merged.noise() > 0
+
+
+def test_moments_of_other_dimensions_do_not_merge() -> None:
+    with pytest.raises(DimensionError, match="of 5 dimensions cannot join those of 12"):
+        Moments(12).merged(Moments(5))
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("cut", [0, 1, 64, 100, 300, 1000])
+def test_saved_moments_go_on_as_if_they_had_never_stopped(cut: int, tmp_path: Path) -> None:
+    rows = sample(1000)
+    moments = moments_of(rows[:cut])
+    moments.save(tmp_path / "m.safetensors")
+    loaded = Moments.load(tmp_path / "m.safetensors")
+    loaded.update(rows[cut:])
+    assert same_to_the_bit(loaded, moments_of(rows))
+    assert loaded.noise() == moments_of(rows).noise()
+
+
+def test_a_file_that_does_not_hold_moments_is_named(tmp_path: Path) -> None:
+    transform, _ = Whitening.fit(moments_of(sample(100)), 4)
+    transform.save(tmp_path / "t.safetensors")
+    (tmp_path / "n.safetensors").write_bytes(b"nonsense")
+    for name in ("t.safetensors", "n.safetensors", "absent"):
+        with pytest.raises(TransformError, match=f"{name} does not hold moments"):
+            Moments.load(tmp_path / name)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
     rows = sample(10)
