@@ -127,12 +127,12 @@ class Moments:
 
         Independent errors of e sqrt(v_i v_j), v being the diagonal of the products over n, make a symmetric matrix
         whose eigenvalues are at most about 2 e sqrt(max(v) sum(v)) (Wigner's semicircle, with unequal variances). e
-        is float32's epsilon for the share of rows multiplied in it, and 8 times float64's for all that comes after.
+        is float32's epsilon for the share of rows multiplied in it, and 1.5 times float64's for all that comes after.
         """
         _, products, _ = self._whole()
         variances = products.diagonal() / self.rows
         share = self._rounded_rows / self.rows
-        e = share * float(np.finfo(np.float32).eps) + 8 * float(np.finfo(np.float64).eps)
+        e = share * float(np.finfo(np.float32).eps) + 1.5 * float(np.finfo(np.float64).eps)
         return 2 * e * float(np.sqrt(variances.max() * variances.sum()))
 
     def tensors(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, int | None]]:
