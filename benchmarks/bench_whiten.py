@@ -3,13 +3,13 @@
     python benchmarks/bench_whiten.py --rows 50000
     python benchmarks/bench_whiten.py --rows 1000000 --skip "scikit-learn, full"
 
-Rows are float32 normal vectors with a falling spectrum (standard deviations 1 to 1/30) about a mean of each of the norms
-given, made anew chunk by chunk, so that memory is what a side takes itself; making them is not counted. The measure is
-`X.T @ X`, float32, of the same chunks: a side's time is also given as a multiple of it, of the same turn. Accuracy is the
-largest |W^T C W - I|, W being the side's own kernel (scaled to the divisor n) and C the covariance in float64 of the
-same rows. Extra memory is the highest resident size while a side runs, less that before it, in MiB; a side that wants all
-rows at once holds them, and they are counted.
-Results go to benchmarks/results/whiten.json. Needs: pip install '.[bench]' scikit-learn.
+Rows are float32 normal vectors with a falling spectrum (standard deviations 1 to 1/30) about a mean of each of the
+norms given. They are made anew chunk by chunk, which is not counted. The measure is `X.T @ X`, float32, of the same
+chunks: a side's time is also given as a multiple of the measure's in the same turn. Accuracy is the largest
+|W^T C W - I|, W being the side's own kernel (scaled to the divisor n) and C the covariance of the same rows in float64.
+Extra memory, in MiB, is the highest resident size while a side runs, less that while the measure runs; a side that
+wants all rows at once holds them, and they are counted.
+Results go to benchmarks/results/whiten.json. Needs: pip install '.[bench]'.
 """
 
 from __future__ import annotations
@@ -180,12 +180,12 @@ SIDES: dict[str, Callable[[Clock], Floats]] = {
 
 
 class Peak(threading.Thread):
-    """The highest resident size of this process above that at the start, in MiB."""
+    """The highest resident size of this process while something runs, in MiB."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self._process, self._done = psutil.Process(), threading.Event()
-        self._before = self._highest = self._process.memory_info().rss
+        self._highest = self._process.memory_info().rss
 
     def run(self) -> None:
         while not self._done.wait(0.02):
@@ -194,12 +194,19 @@ class Peak(threading.Thread):
     def stop(self) -> float:
         self._done.set()
         self.join()
-        return (self._highest - self._before) / 2**20
+        return self._highest / 2**20
 
 
-def loss(kernel: Floats, covariance: Floats) -> float:
+def loss(kernel: Floats, covariance: Floats) -> float | None:
+    """None where the kernel is not finite: the side lost a direction."""
     kernel = kernel.astype(np.float64)
+    if not np.isfinite(kernel).all():
+        return None
     return float(np.abs(kernel.T @ covariance @ kernel - np.eye(len(covariance))).max())
+
+
+def shown(lost: float | None) -> str:
+    return "fails" if lost is None else f"{lost:.1e}"
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -210,27 +217,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rows = Rows(options.rows, options.dimension, mean, options.chunk)
         covariance = rows.covariance()
         for turn in range(options.repeats if mean == options.means[0] else 1):
-            clock = Clock(rows)
+            clock, peak = Clock(rows), Peak()
+            peak.start()
             product(clock)
+            measure_mib = peak.stop()
             base.append(clock.seconds)
             for name, side in sides.items():
                 clock, peak = Clock(rows), Peak()
                 peak.start()
                 try:
-                    kernel = side(clock)
+                    with np.errstate(divide="ignore"):
+                        kernel = side(clock)
                 except MemoryError:
                     result[name]["failed"] = "out of memory"
                     continue
                 finally:
-                    mebibytes = peak.stop()
+                    mebibytes = peak.stop() - measure_mib
                 entry = result[name]
                 entry["seconds"].append(clock.seconds)
                 entry["ratio"].append(clock.seconds / base[-1])
                 entry["extra_mib"] = max(mebibytes, entry.get("extra_mib", 0.0))
-                entry["loss"][f"{mean:g}"] = loss(kernel, covariance)
+                entry["loss"][f"{mean:g}"] = lost = loss(kernel, covariance)
                 print(
                     f"mean {mean:g}, {turn + 1}: {name}: {clock.seconds:.2f} s, x {entry['ratio'][-1]:.2f}, "
-                    f"|W'CW - I| {entry['loss'][f'{mean:g}']:.1e}, {mebibytes:.0f} MiB",
+                    f"|W'CW - I| {shown(lost)}, {mebibytes:.0f} MiB",
                     file=sys.stderr,
                 )
     for entry in result.values():
@@ -262,7 +272,7 @@ def main() -> None:
         if "failed" in row or not row["seconds"]:
             print(f"{name:<32}{row.get('failed', '')}")
             continue
-        losses = "".join(f"{row['loss'].get(f'{mean:g}', float('nan')):>12.1e}" for mean in options.means)
+        losses = "".join(f"{shown(row['loss'].get(f'{mean:g}')):>12}" for mean in options.means)
         print(
             f"{name:<32}{row['seconds']['median']:>8.2f}{row['ratio']['median']:>8.2f}{row['extra_mib']:>8.0f}{losses}"
         )
