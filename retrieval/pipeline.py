@@ -37,7 +37,7 @@ from retrieval.index.spec import resolve_spec
 from retrieval.index.vectors import VectorIndex, faiss_conflict
 from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
-from retrieval.transforms.moments import Moments
+from retrieval.transforms.held_out import SplitMoments
 from retrieval.transforms.spec import AUTO, NONE, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
 from retrieval.types import NoProgress, Progress
@@ -355,27 +355,43 @@ class _Build:
     ) -> tuple[Whitening | None, dict[str, Any]]:
         if spec is None:
             return None, {"name": NONE, "m": dimension}
-        moments = Moments(dimension)
-        with self.progress.stage("fitting", "vectors", shards.key.rows) as advance:
-            for chunk in shards.chunks():
-                moments.update(chunk[chunk.any(axis=1)])
-                advance(len(chunk))
+        split = self._moments(spec, shards, dimension)
+        moments = split.whole()
         try:
-            transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)
+            transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)
         except TransformError as error:
             if self.options.transform != AUTO:
                 raise
             self.progress.note(f"transform none instead of {spec}: {error}")
             return None, {"name": NONE, "m": dimension}
+        split.save(self.folder / layout.MOMENTS, shards.sha256())
+        trial = split.trial(spec)
+        for alarm in trial.alarms("vectors held out of a trial fit") if trial else []:
+            self.progress.note(f"warning: {alarm}")
         return transform, {
             "name": str(spec),
             "beta": spec.beta,
             "gamma": spec.gamma,
             "m": spec.m,
-            "eps": DEFAULT_EPS,
+            "eps": spec.eps,
             "rows": moments.rows,
             "kept_share": round(float(spectrum[: spec.m].sum() / spectrum.sum()), 6),
+            "held_out_norm_ratio": _rounded(trial.norm_ratio) if trial else None,
+            "mean_shift": _rounded(trial.mean_shift) if trial else None,
         }
+
+    def _moments(self, spec: TransformSpec, shards: EmbeddingShards, dimension: int) -> SplitMoments:
+        """Those of the standing index, where they are of these embeddings; else in a pass over them."""
+        with contextlib.suppress(TransformError):
+            standing = SplitMoments.load(self.output / layout.MOMENTS, shards.sha256())
+            if standing.serves(spec):
+                return standing
+        moments = SplitMoments(dimension, exact=spec.eps < DEFAULT_EPS)
+        with self.progress.stage("fitting", "vectors", shards.key.rows) as advance:
+            for chunk in shards.chunks():
+                moments.update(chunk)
+                advance(len(chunk))
+        return moments
 
     def _index(self, transform: Whitening | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
         unknown = shards.counts()["without_vector"]
@@ -431,3 +447,8 @@ class _Build:
             },
             files=layout.list_files(self.folder),
         )
+
+
+def _rounded(figure: float) -> float:
+    """Four digits: what a figure of this kind is worth."""
+    return float(f"{figure:.4g}")

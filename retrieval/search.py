@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from retrieval.corpus.reader import CorpusOptions
     from retrieval.index.documents import Documents
     from retrieval.index.vectors import VectorIndex
+    from retrieval.transforms.held_out import Fitness
 
 _BATCH_QUERIES = 4096
 _SPELLINGS = 16
@@ -120,7 +121,7 @@ class Index:
         path : the index folder; an index that stands there is replaced when the new one is whole.
         model : a name of the catalog, a folder, a file of word vectors, a hub id, or a fusion such as a+0.3*b.
         pooling : see retrieval.encoders.pooling; None takes what the model was made for.
-        transform : auto, none, whiten-M, rotate-M or soft-M.
+        transform : auto, none, whiten-M, rotate-M or soft-M, and explicit whiten-M:beta=1,gamma=0.8,eps=0.
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
@@ -202,6 +203,34 @@ class Index:
         transform = Whitening.load(self.path / layout.TRANSFORM)
         self._check_unchanged()
         return transform
+
+    def fitness(self, queries: Sequence[str]) -> Fitness:
+        """How queries look beside the documents that the index's transform was fitted on: an alarm for drift.
+
+        Raises
+        ------
+        UsageError
+            The index has no transform, or a query is blank; it is named by its place.
+        TransformError
+            The encoder knows nothing of any query.
+        """
+        from retrieval.transforms.held_out import Fitness, SplitMoments
+        from retrieval.transforms.moments import Moments
+
+        if self.transform is None or layout.MOMENTS not in self.manifest.files:
+            raise UsageError(
+                f"index '{self.path}' keeps no {layout.MOMENTS} to compare queries with: it was built with "
+                f"--transform none, or by a retr that kept none"
+            )
+        for place, query in enumerate(queries, 1):
+            _check_query(place, query)
+        fitted = SplitMoments.load(self.path / layout.MOMENTS).whole()
+        self._check_unchanged()
+        asked = Moments(fitted.dimension)
+        for start in range(0, len(queries), _BATCH_QUERIES):
+            embeddings = self.encoder.encode(queries[start : start + _BATCH_QUERIES], kind="query")
+            asked.update(embeddings[embeddings.any(axis=1)])
+        return Fitness.of(self.transform, fitted, asked)
 
     def verify(self) -> None:
         """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""

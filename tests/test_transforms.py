@@ -65,6 +65,90 @@ def test_reading_moments_in_between_changes_nothing() -> None:
     np.testing.assert_array_equal(moments.mean(), moments_of(rows).mean())
 
 
+@pytest.fixture
+def few_exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 64 rows, and float32 after the first 128: what large corpora go through, at small ones' cost."""
+    monkeypatch.setattr("retrieval.transforms.moments.BLOCK_ROWS", 64)
+    monkeypatch.setattr(Moments.__init__, "__defaults__", (128,))
+
+
+def same_to_the_bit(one: Moments, other: Moments) -> bool:
+    return (
+        one.rows == other.rows
+        and np.array_equal(one.mean(), other.mean())
+        and np.array_equal(one.covariance(), other.covariance())
+    )
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+def test_moments_beyond_the_exact_rows_are_the_same_to_the_bit_under_any_chunking() -> None:
+    rows = sample(1000)
+    whole = moments_of(rows)
+    assert not whole.exact
+    for cuts in ([1, 63, 64, 65, 500], [999], [128, 129, 192, 700], [127, 640]):
+        assert same_to_the_bit(moments_of(*np.split(rows, cuts)), whole)
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("mean", [0.0, 25.0, 800.0])
+def test_moments_beyond_the_exact_rows_are_as_near_as_float32_even_with_a_large_mean(mean: float) -> None:
+    rows = sample(5000, mean=mean)
+    exact = np.cov(rows.T.astype(np.float64), bias=True)
+    scale = np.sqrt(np.outer(exact.diagonal(), exact.diagonal()))
+    assert np.abs((moments_of(rows).covariance() - exact) / scale).max() < 1e-7
+    assert Moments(12, None).exact
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 3 * BLOCK_ROWS), st.sampled_from([0.0, 25.0, 800.0]))
+def test_two_parts_merged_equal_one_pass(cut: int, mean: float) -> None:
+    rows = sample(3 * BLOCK_ROWS, 3, mean=mean)
+    rows[cut:] += 5  # the parts lie apart, and are shifted apart
+    first, second, whole = moments_of(rows[:cut]), moments_of(rows[cut:]), moments_of(rows)
+    before = second.rows, second.covariance() if second.rows else None
+    for merged in (first.merged(second), second.merged(first)):
+        assert merged.rows == whole.rows
+        np.testing.assert_allclose(merged.mean(), whole.mean(), rtol=1e-12)
+        error = np.abs(merged.covariance() - whole.covariance()).max()
+        assert error < 1e-12 * np.abs(whole.covariance()).max()
+    assert second.rows == before[0]
+    assert before[1] is None or np.array_equal(before[1], second.covariance())
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+def test_parts_beyond_the_exact_rows_merge_as_near_as_float32() -> None:
+    rows = sample(1000)
+    merged, whole = moments_of(rows[:450]).merged(moments_of(rows[450:])), moments_of(rows)
+    np.testing.assert_allclose(merged.covariance(), whole.covariance(), rtol=1e-6, atol=1e-6)
+    assert merged.noise() > 0
+
+
+def test_moments_of_other_dimensions_do_not_merge() -> None:
+    with pytest.raises(DimensionError, match="of 5 dimensions cannot join those of 12"):
+        Moments(12).merged(Moments(5))
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("cut", [0, 1, 64, 100, 300, 1000])
+def test_saved_moments_go_on_as_if_they_had_never_stopped(cut: int, tmp_path: Path) -> None:
+    rows = sample(1000)
+    moments = moments_of(rows[:cut])
+    moments.save(tmp_path / "m.safetensors")
+    loaded = Moments.load(tmp_path / "m.safetensors")
+    loaded.update(rows[cut:])
+    assert same_to_the_bit(loaded, moments_of(rows))
+    assert loaded.noise() == moments_of(rows).noise()
+
+
+def test_a_file_that_does_not_hold_moments_is_named(tmp_path: Path) -> None:
+    transform, _ = Whitening.fit(moments_of(sample(100)), 4)
+    transform.save(tmp_path / "t.safetensors")
+    (tmp_path / "n.safetensors").write_bytes(b"nonsense")
+    for name in ("t.safetensors", "n.safetensors", "absent"):
+        with pytest.raises(TransformError, match=f"{name} does not hold moments"):
+            Moments.load(tmp_path / name)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
     rows = sample(10)
@@ -123,6 +207,21 @@ def test_general_formula_against_plain_numpy(beta: float, gamma: float) -> None:
     ours = transform.transform(rows.astype(np.float32))
     np.testing.assert_allclose(np.abs(ours), np.abs(plain), rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(spectrum, eigenvalues[::-1], rtol=1e-5)
+
+
+def test_whitening_equals_faisss_pca_matrix_up_to_sign_and_its_n() -> None:
+    import faiss
+
+    rows = sample(2000)
+    for gamma in (1.0, 0.5, 0.0):
+        peer = faiss.PCAMatrix(12, 5, -gamma / 2)
+        peer.train(rows)
+        transform, spectrum = Whitening.fit(moments_of(rows), 5, gamma=gamma)
+        # FAISS does not divide by n: its eigenvalues are those of the sum, about n times these.
+        np.testing.assert_allclose(faiss.vector_to_array(peer.eigenvalues)[:5], len(rows) * spectrum[:5], rtol=1e-4)
+        ours, expected = transform.transform(rows), peer.apply(rows) * len(rows) ** (gamma / 2)
+        signs = np.sign((ours * expected).sum(axis=0))
+        np.testing.assert_allclose(ours * signs, expected, atol=2e-4 * np.abs(expected).max())
 
 
 def test_two_fits_of_the_same_rows_in_another_order_agree_in_sign() -> None:
@@ -185,6 +284,75 @@ def test_parse_transform_reads_kind_m_beta_and_gamma() -> None:
     assert parse_transform("none") is None
     specs = [parse_transform(f"{kind}-256") for kind in ("whiten", "rotate", "soft")]
     assert [(spec.m, spec.beta, spec.gamma) for spec in specs if spec] == [(256, 1, 1), (256, 0, 0), (256, 1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "canonical"),
+    [
+        ("whiten-384:beta=1,gamma=1,eps=0", (1, 1, 0), "whiten-384:eps=0"),
+        ("whiten-384:gamma=0.8", (1, 0.8, 1e-9), "whiten-384:gamma=0.8"),
+        ("rotate-64:eps=1e-6, beta=.5", (0.5, 0, 1e-6), "rotate-64:beta=0.5,eps=1e-06"),
+        ("soft-8:gamma=0.5", (1, 0.5, 1e-9), "soft-8"),
+        ("soft-8:gamma=0.123456789012345", (1, 0.123456789012345, 1e-9), "soft-8:gamma=0.123456789012345"),
+    ],
+)
+def test_parse_transform_reads_explicit_numbers_and_writes_the_shortest(
+    text: str, numbers: tuple[float, float, float], canonical: str
+) -> None:
+    spec = parse_transform(text)
+    assert spec is not None
+    assert (spec.beta, spec.gamma, spec.eps) == numbers
+    assert str(spec) == canonical
+    assert parse_transform(canonical) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("whiten-8:", "unknown part ''.*expected beta=X, gamma=X, eps=X"),
+        ("whiten-8:alpha=1", "unknown part 'alpha=1' of transform 'whiten-8:alpha=1'"),
+        ("whiten-8:beta", "part 'beta' .*expected beta from 0 to 1"),
+        ("whiten-8:gamma=1,beta=x", "part 'beta=x' .*expected beta from 0 to 1"),
+        ("whiten-8:gamma=1.5", "part 'gamma=1.5' .*expected gamma from 0 to 1"),
+        ("whiten-8:gamma=nan", "part 'gamma=nan'"),
+        ("whiten-8:eps=-1e-9", "part 'eps=-1e-9' .*expected eps from 0 to 0.1"),
+        ("whiten-8:eps=0,eps=0", "says eps twice"),
+    ],
+)
+def test_a_wrong_part_of_a_transform_is_named(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_transform(text)
+
+
+def layer_normed(rows: int, dimension: int = 24) -> NDArray[np.float32]:
+    """As a layer norm leaves them: one direction holds nothing but float32's rounding.
+
+    Most of each vector is what all have in common, as in e5, whose last eigenvalue is 2e-15 of the first (LCQMC).
+    """
+    states = sample(rows, dimension, mean=0)
+    states += 60 * np.random.default_rng(1).normal(size=dimension).astype(np.float32)
+    states = (states - states.mean(axis=1, keepdims=True)) / states.std(axis=1, keepdims=True)
+    return (states * np.linspace(0.5, 2, dimension)).astype(np.float32)  # the layer norm's gains
+
+
+def test_eps_0_keeps_the_direction_that_a_layer_norm_leaves_to_noise() -> None:
+    rows = layer_normed(2000)
+    with pytest.raises(TransformError, match=r"m = 24 .* rank 23;"):
+        Whitening.fit(moments_of(rows), 24)
+    transform, spectrum = Whitening.fit(moments_of(rows), 24, eps=0)
+    assert 0 < spectrum[-1] < 1e-13 * spectrum[0] < spectrum[-2]
+    whitened = transform.transform(rows).astype(np.float64)
+    np.testing.assert_allclose(whitened.var(axis=0)[:23], 1, atol=1e-3)
+
+
+@pytest.mark.usefixtures("few_exact_rows")
+@pytest.mark.parametrize("eps", [0.0, 1e-9])
+@pytest.mark.parametrize("mean", [0.0, 800.0])
+def test_repeated_rows_have_no_more_rank_beyond_the_exact_rows(eps: float, mean: float) -> None:
+    rows = np.tile(sample(7, mean=mean), (200, 1))
+    with pytest.raises(TransformError, match=r"rank 6;"):
+        Whitening.fit(moments_of(rows), 7, eps=eps)
+    Whitening.fit(moments_of(rows), 6, eps=eps)
 
 
 @pytest.mark.parametrize("text", ["whiten", "whiten-0", "whiten-x", "rotate-1.5", "", "auto", "WHITEN-3", "pca-3"])

@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import PurePosixPath
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import typer
 
-from retrieval.cli.options import DebugOption, IndexOption, JsonOption, QuietOption, index_path
-from retrieval.cli.output import TerminalProgress, print_json, print_line, visible
+from retrieval.cli.options import (
+    DebugOption,
+    DeviceOption,
+    IndexOption,
+    JsonOption,
+    QuietOption,
+    TrustOption,
+    index_path,
+    open_index,
+)
+from retrieval.cli.output import TerminalProgress, counted, print_json, print_line, visible
+from retrieval.corpus.lines import decoded_lines, is_blank
+from retrieval.errors import UsageError
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
 
 
 def info(
     index: IndexOption = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every file with its sha256.")] = False,
+    queries: Annotated[
+        Path | None,
+        typer.Option(
+            help="Encode the queries of a text file, one a line, and show how they fit the transform.", metavar="FILE"
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show what an index is: documents, encoder, transform, files, and how it was built.
+
+    How a transform fits vectors that it was not fitted on is told by their length, transformed, against that of the
+    fitted ones (1 is perfect, outside of .67 to 1.5 warns), and by how far their mean lies off (in standard
+    deviations; beyond 0.5 warns): for a tenth of the documents, held out of a trial fit, and for --queries.
 
     Example: retr info -i indexes/corpus --verify
     """
@@ -28,12 +52,21 @@ def info(
     path = index_path(index, progress)
     manifest = read_manifest(path)
     check_files(path, manifest, every_hash=verify)
+    fit: dict[str, Any] = {}
+    if queries is not None:
+        texts = _lines(queries)
+        fitness = open_index(path, device, progress, trust_remote_code).fitness(texts)
+        fit = {"count": len(texts), **asdict(fitness)}
+        for alarm in fitness.alarms("the queries"):
+            progress.note(f"warning: {alarm}")
     if as_json:
-        print_json({"path": str(path), **manifest.to_json()})
+        print_json({"path": str(path), **manifest.to_json(), **({"queries": fit} if fit else {})})
         return
     manifest_bytes = (path / MANIFEST).stat().st_size
     for name, value in _rows(str(path), manifest.to_json(), manifest_bytes):
         print_line(f"{name:<12} {visible(value)}")
+    if fit:
+        print_line(f"{'queries':<12} {counted(fit['count'], 'text')}: {_fit(fit['norm_ratio'], fit['mean_shift'])}")
     if verify:
         print_line(f"{'verified':<12} every file has the sha256 of the manifest")
 
@@ -67,6 +100,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         ("backend", f"{encoder['backend']}, {encoder['precision']}"),
         ("pooling", f"{encoder['pooling']}, {prompts}, at most {encoder['max_length']} tokens"),
         ("transform", _transform(transform)),
+        *_held_out(transform),
         (
             "vectors",
             f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
@@ -90,6 +124,29 @@ def _transform(transform: dict[str, Any]) -> str:
     if "kept_share" not in transform:
         return f"{transform['name']}: all {transform['m']} dimensions as encoded"
     return (
-        f"{transform['name']} (beta {transform['beta']:g}, gamma {transform['gamma']:g}), fitted on "
-        f"{transform['rows']:,} vectors; {transform['m']} dimensions keep {transform['kept_share']:.2%} of the spectrum"
+        f"{transform['name']} (beta {transform['beta']:g}, gamma {transform['gamma']:g}, eps {transform['eps']:g}), "
+        f"fitted on {transform['rows']:,} vectors; {transform['m']} dimensions keep {transform['kept_share']:.2%} "
+        f"of the spectrum"
     )
+
+
+def _held_out(transform: dict[str, Any]) -> list[tuple[str, str]]:
+    ratio, shift = transform.get("held_out_norm_ratio"), transform.get("mean_shift")
+    return [] if ratio is None or shift is None else [("held out", f"a tenth of the vectors: {_fit(ratio, shift)}")]
+
+
+def _fit(norm_ratio: float, mean_shift: float) -> str:
+    return f"{norm_ratio:.3g} times as long as those fitted on, mean {mean_shift:.3g} standard deviations off"
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        with path.open("rb") as file:
+            lines = [line.rstrip("\r\n") for line in decoded_lines(file, str(path), option="")]
+    except OSError as error:
+        raise UsageError(f"queries '{path}' cannot be read: {error.strerror}") from None
+    texts = [line for line in lines if not is_blank(line)]
+    if not texts:
+        raise UsageError(f"queries '{path}' hold no text: expected one query a line")
+    return texts

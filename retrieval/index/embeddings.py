@@ -115,6 +115,11 @@ class EmbeddingShards:
             total.update(json.loads(self._mapped(shard)[1]["counts"]))
         return dict(total)
 
+    def sha256(self) -> str:
+        """Of the sha256 of all shards: the same embeddings have the same, wherever they are."""
+        digests = "".join(self._mapped(shard)[1]["sha256"] for shard in range(self.count))
+        return hashlib.sha256(digests.encode()).hexdigest()
+
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """All embeddings in row order, a shard at a time."""
         for shard in range(self.count):

@@ -18,6 +18,7 @@ MANIFEST = "manifest.json"
 DOCUMENTS = "documents.arrow"
 VECTORS = "vectors.faiss"
 TRANSFORM = "transform.safetensors"
+MOMENTS = "moments.safetensors"
 EMBEDDINGS = "embeddings"
 ENCODER = "encoder"
 
@@ -145,7 +146,7 @@ def check_files(folder: Path, manifest: Manifest, *, every_hash: bool = False) -
                 f"{path} has {size:,} bytes, expected {entry['bytes']:,}: it was cut short or replaced; "
                 f"build the index again, or copy the folder whole"
             )
-        searched = not name.startswith(f"{EMBEDDINGS}/")
+        searched = name != MOMENTS and not name.startswith(f"{EMBEDDINGS}/")
         actual = sha256_file(path) if every_hash else cached_sha256(path) if searched else entry["sha256"]
         if actual != entry["sha256"]:
             raise IndexFolderError(

@@ -18,7 +18,8 @@ from retrieval.transforms.moments import Moments
 
 DEFAULT_EPS = 1e-9
 """Eigenvalues below eps times the covariance's largest are rounding noise of float32 embeddings, not directions of the
-data: they lie near 1e-12 (a layer norm, for one, leaves one direction empty), those of real encoders above 1e-6."""
+data: they lie near 1e-12 (a layer norm, for one, leaves one direction empty), those of real encoders above 1e-6. What
+rounding may have put into the moments themselves is a floor of its own (`Moments.noise`)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Whitening:
     ) -> tuple[Whitening, NDArray[np.float64]]:
         """Fit on the moments of the corpus.
 
+        Parameters
+        ----------
+        eps : directions below this share of the covariance's largest eigenvalue are not the data's. 0 keeps all that
+            lie above the moments' own rounding, also the direction that a layer norm leaves to the embeddings' noise.
+
         Returns
         -------
         the transform, and all d eigenvalues, float64, falling: the spectrum.
@@ -56,16 +62,7 @@ class Whitening:
         TransformError
             m is less than 1 or more than the rank of what was seen; the message names both.
         """
-        mean = moments.mean()
-        # E[(x - beta mu)(x - beta mu)^T] = Cov + (1 - beta)^2 mu mu^T
-        covariance = moments.covariance()
-        eigenvalues, vectors = np.linalg.eigh(covariance + (1 - beta) ** 2 * np.outer(mean, mean))
-        eigenvalues, vectors = eigenvalues[::-1].clip(min=0), vectors[:, ::-1]
-        # The mean's own direction can be thousands of times larger than the rest; it says nothing about their noise.
-        # Equal vectors leave nothing but rounding about their mean.
-        largest = float(np.linalg.eigvalsh(covariance)[-1]) if beta != 1 else float(eigenvalues[0])
-        floor = max(eps * largest, np.finfo(np.float32).eps ** 2 * float(mean @ mean))
-        rank = min(int((eigenvalues > floor).sum()), max(moments.rows - 1, 0))
+        mean, eigenvalues, vectors, rank = _decomposed(moments, beta, eps)
         if not 1 <= m <= rank:
             raise TransformError(
                 f"cannot keep m = {m} dimensions: the {moments.rows:,} vectors of {moments.dimension} dimensions have "
@@ -141,3 +138,24 @@ class Whitening:
                 return cls(file.get_tensor("mean"), file.get_tensor("components"), file.get_tensor("variances"), gamma)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TransformError(f"{path} is not a transform: {error}") from None
+
+
+def rank_of(moments: Moments, *, beta: float = 1.0, eps: float = DEFAULT_EPS) -> int:
+    """The most dimensions that `Whitening.fit` can keep."""
+    return _decomposed(moments, beta, eps)[3]
+
+
+def _decomposed(
+    moments: Moments, beta: float, eps: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], int]:
+    """Mean (d,), eigenvalues (d,) falling, eigenvectors (d, d) in columns, and the rank."""
+    mean, covariance = moments.mean(), moments.covariance()
+    # E[(x - beta mu)(x - beta mu)^T] = Cov + (1 - beta)^2 mu mu^T
+    eigenvalues, vectors = np.linalg.eigh(covariance + (1 - beta) ** 2 * np.outer(mean, mean))
+    eigenvalues, vectors = eigenvalues[::-1].clip(min=0), vectors[:, ::-1]
+    # The mean's own direction can be thousands of times larger than the rest; it says nothing about their noise.
+    largest = float(np.linalg.eigvalsh(covariance)[-1]) if beta != 1 else float(eigenvalues[0])
+    # Vectors equal but for the rounding of their float32 have no more directions than one; eps = 0 asks for that noise.
+    rounding = np.finfo(np.float32).eps ** 2 if eps else 8 * np.finfo(np.float64).eps * (1 - beta) ** 2
+    floor = max(eps * largest, float(rounding * (mean @ mean)), moments.noise())
+    return mean, eigenvalues, vectors, min(int((eigenvalues > floor).sum()), max(moments.rows - 1, 0))
