@@ -38,7 +38,8 @@ def index(
         typer.Option(help="Whiten and keep this many dimensions: short for --transform whiten-M.", metavar="M"),
     ] = None,
     transform: Annotated[
-        str | None, typer.Option(help="auto, none, whiten-M, rotate-M or soft-M. Default: auto.")
+        str | None,
+        typer.Option(help="auto, none, whiten-M, rotate-M, soft-M, or flow (minutes of training). Default: auto."),
     ] = None,
     index: Annotated[str, typer.Option(help="Kind of index: auto or flat (exact search).")] = "auto",
     text_column: Annotated[str | None, typer.Option(help="Column of the text; a.b for a nested one.")] = None,

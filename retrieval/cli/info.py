@@ -11,6 +11,7 @@ import typer
 from retrieval.cli.options import DebugOption, IndexOption, JsonOption, QuietOption, index_path
 from retrieval.cli.output import TerminalProgress, print_json, print_line, visible
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
+from retrieval.transforms.spec import FLOW
 
 
 def info(
@@ -87,6 +88,11 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
 
 
 def _transform(transform: dict[str, Any]) -> str:
+    if transform["name"] == FLOW:
+        return (
+            f"{transform['name']}, fitted on {transform['rows']:,} vectors in {transform['epochs']} epochs; held out "
+            f"{transform['held_out_nats']:.3f} nats a dimension, {transform['start_nats']:.3f} before"
+        )
     if "kept_share" not in transform:
         return f"{transform['name']}: all {transform['m']} dimensions as encoded"
     return (

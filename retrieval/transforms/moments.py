@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import DimensionError, TransformError
+from retrieval.errors import TransformError
+from retrieval.transforms.base import check_chunk
 
 BLOCK_ROWS = 4096
 
@@ -52,11 +53,7 @@ class Moments:
         TransformError
             A value is NaN or infinite; the row is named.
         """
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.dimension:
-            raise DimensionError(f"expected vectors of shape (n, {self.dimension}), got {embeddings.shape}")
-        finite = np.isfinite(embeddings).all(axis=1)
-        if not finite.all():
-            raise TransformError(f"row {self.rows + int(np.argmin(finite))} holds NaN or infinity")
+        check_chunk(embeddings, self.dimension, self.rows)
         start = 0
         while start < len(embeddings):
             taken = embeddings[start : start + BLOCK_ROWS - self._waiting_rows]

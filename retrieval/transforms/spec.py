@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from retrieval.errors import UsageError
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, FLOW = "auto", "none", "flow"
 _KINDS = {"whiten": (1.0, 1.0), "rotate": (0.0, 0.0), "soft": (1.0, 0.5)}
 AUTO_DIMENSIONS = 256
 AUTO_ROWS_A_DIMENSION = 4
@@ -27,8 +27,16 @@ class TransformSpec:
         return f"{self.kind}-{self.m}"
 
 
-def parse_transform(text: str) -> TransformSpec | None:
-    """`whiten-M`, `rotate-M` or `soft-M` -> the spec; `none` -> None.
+@dataclass(frozen=True)
+class FlowSpec:
+    """A flow to be fitted; it keeps all dimensions."""
+
+    def __str__(self) -> str:
+        return FLOW
+
+
+def parse_transform(text: str) -> TransformSpec | FlowSpec | None:
+    """`whiten-M`, `rotate-M`, `soft-M` or `flow` -> the spec; `none` -> None.
 
     Raises
     ------
@@ -37,10 +45,14 @@ def parse_transform(text: str) -> TransformSpec | None:
     """
     if text == NONE:
         return None
+    if text == FLOW:
+        return FlowSpec()
     match = re.fullmatch(r"([a-z]+)-(\d+)", text)
     if match is None or match[1] not in _KINDS or int(match[2]) == 0:
         kinds = ", ".join(f"{kind}-M" for kind in _KINDS)
-        raise UsageError(f"unknown transform {text!r}: expected {AUTO}, {NONE}, {kinds}, for example whiten-256")
+        raise UsageError(
+            f"unknown transform {text!r}: expected {AUTO}, {NONE}, {kinds}, {FLOW}, for example whiten-256"
+        )
     return TransformSpec(match[1], int(match[2]), *_KINDS[match[1]])
 
 
