@@ -76,7 +76,7 @@ def train(
     """See Flow.fit. `rows`: float32, shape (n, d), distinct."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
-    held_out, fitted_on = torch.from_numpy(rows[order[: len(rows) // 10]]), order[len(rows) // 10 :]
+    held_out, fitted_on = torch.tensor(rows[order[: len(rows) // 10]]), order[len(rows) // 10 :]
     most = epochs if epochs is not None else min(MOST_EPOCHS, max(1, VECTORS_SEEN // len(fitted_on)))
     best = start_weights(rows[fitted_on[:START_ROWS]], steps, width, random)
     noise = NOISE * np.exp(-best["log_scale"][0])
@@ -89,7 +89,8 @@ def train(
         random.shuffle(fitted_on)
         for batch in np.array_split(fitted_on, max(1, round(len(fitted_on) / BATCH))):
             noisy = rows[batch] + noise * random.standard_normal((len(batch), rows.shape[1]), dtype=np.float32)
-            loss = -network.log_likelihood(torch.from_numpy(noisy)).mean() / rows.shape[1]
+            # A copy: torch aligns its memory, and the last bits of a product depend on that.
+            loss = -network.log_likelihood(torch.tensor(noisy)).mean() / rows.shape[1]
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(network.parameters(), LARGEST_GRADIENT)
