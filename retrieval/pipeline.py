@@ -37,8 +37,10 @@ from retrieval.index.spec import resolve_spec
 from retrieval.index.vectors import VectorIndex, faiss_conflict
 from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.base import Transform
+from retrieval.transforms.flow import LEAST_ROWS, Epoch, Flow
 from retrieval.transforms.held_out import SplitMoments
-from retrieval.transforms.spec import AUTO, NONE, TransformSpec, auto_transform, parse_transform
+from retrieval.transforms.spec import AUTO, FLOW, NONE, FlowSpec, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
 from retrieval.types import NoProgress, Progress
 
@@ -155,7 +157,7 @@ class _Build:
         output: Path,
         folder: Path,
         options: BuildOptions,
-        spec: TransformSpec | None,
+        spec: TransformSpec | FlowSpec | None,
         index_spec: str,
         progress: Progress,
     ) -> None:
@@ -259,13 +261,18 @@ class _Build:
             self.progress.note(f"blank texts skipped: {self.corpus.skipped:,}, at rows {shown}{more} (from 0)")
         return writer
 
-    def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> TransformSpec | None:
+    def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> TransformSpec | FlowSpec | None:
         """The transform to fit; what cannot be fitted is refused before hours of encoding, not after."""
         if self.options.transform == AUTO:
             name, reason = auto_transform(catalog.SUITED_TRANSFORM[encoder.family], distinct, encoder.dimension)
             self.progress.note(f"transform {name}: {reason}")
             return parse_transform(name)
-        if self.spec is not None:
+        if isinstance(self.spec, FlowSpec) and distinct < LEAST_ROWS:
+            raise TransformError(
+                f"a flow wants at least {LEAST_ROWS} distinct documents, the corpus has {distinct:,}; "
+                f"give more, or use --transform none"
+            )
+        if isinstance(self.spec, TransformSpec):
             # About their mean, equal vectors have no extent; about the origin (beta 0), they have one.
             most = min(encoder.dimension, rows - 1, distinct - 1 if self.spec.beta == 1 else distinct)
             if self.spec.m > most:
@@ -351,10 +358,12 @@ class _Build:
             shards.link_from(standing)
 
     def _fit(
-        self, spec: TransformSpec | None, shards: EmbeddingShards, dimension: int
-    ) -> tuple[Whitening | None, dict[str, Any]]:
+        self, spec: TransformSpec | FlowSpec | None, shards: EmbeddingShards, dimension: int
+    ) -> tuple[Transform | None, dict[str, Any]]:
         if spec is None:
             return None, {"name": NONE, "m": dimension}
+        if isinstance(spec, FlowSpec):
+            return self._fit_flow(shards)
         split = self._moments(spec, shards, dimension)
         moments = split.whole()
         try:
@@ -393,7 +402,26 @@ class _Build:
                 advance(len(chunk))
         return moments
 
-    def _index(self, transform: Whitening | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
+    def _fit_flow(self, shards: EmbeddingShards) -> tuple[Flow, dict[str, Any]]:
+        with self.progress.stage("fitting flow", "epochs", None) as advance:
+
+            def tell(epoch: Epoch) -> None:
+                advance(1)
+                if epoch.number in (1, 2, 3, 5) or epoch.number % 10 == 0:
+                    self.progress.note(
+                        f"flow, epoch {epoch.number} of at most {epoch.most}: "
+                        f"{epoch.held_out_nats:.4f} nats a dimension of held-out vectors"
+                    )
+
+            flow = Flow.fit((chunk[chunk.any(axis=1)] for chunk in shards.chunks()), on_epoch=tell)
+        fitted = flow.fitted
+        self.progress.note(
+            f"flow: {fitted.held_out_nats:.4f} nats a dimension after epoch {fitted.best_epoch} "
+            f"({fitted.start_nats:.4f} before the first)"
+        )
+        return flow, {"name": FLOW, "m": flow.m, **asdict(fitted)}
+
+    def _index(self, transform: Transform | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
         unknown = shards.counts()["without_vector"]
         if unknown == self.distinct:
             raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
@@ -404,10 +432,13 @@ class _Build:
                 advance(len(chunk))
         return vectors
 
-    def _complete_graph(self, transform: Whitening | None, dimension: int) -> None:
+    def _complete_graph(self, transform: Transform | None, dimension: int) -> None:
+        """Let the graph go on to the indexed vectors; a flow stays outside of it, in `transform.safetensors`."""
+        if isinstance(transform, Flow):
+            return
         from retrieval.encoders.onnx_tail import add_transform
 
-        affine = None if transform is None else (transform.mean, transform.kernel)
+        affine = (transform.mean, transform.kernel) if isinstance(transform, Whitening) else None
         add_transform(self.folder / layout.ENCODER, dimension, affine)
 
     def _manifest(

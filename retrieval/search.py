@@ -21,14 +21,14 @@ from retrieval.encoders.onnx import GRAPH, graph_vectors
 from retrieval.encoders.runtime import import_runtime
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
-from retrieval.transforms.apply import unit_vectors
-from retrieval.transforms.whitening import Whitening
+from retrieval.transforms.apply import load_transform, unit_vectors
 from retrieval.types import Hit, NoProgress, Progress
 
 if TYPE_CHECKING:
     from retrieval.corpus.reader import CorpusOptions
     from retrieval.index.documents import Documents
     from retrieval.index.vectors import VectorIndex
+    from retrieval.transforms.base import Transform
     from retrieval.transforms.held_out import Fitness
 
 _BATCH_QUERIES = 4096
@@ -121,7 +121,7 @@ class Index:
         path : the index folder; an index that stands there is replaced when the new one is whole.
         model : a name of the catalog, a folder, a file of word vectors, a hub id, or a fusion such as a+0.3*b.
         pooling : see retrieval.encoders.pooling; None takes what the model was made for.
-        transform : auto, none, whiten-M, rotate-M or soft-M, and explicit whiten-M:beta=1,gamma=0.8,eps=0.
+        transform : auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow.
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
@@ -196,11 +196,11 @@ class Index:
         return self._encoder
 
     @cached_property
-    def transform(self) -> Whitening | None:
+    def transform(self) -> Transform | None:
         """What the raw embeddings went through before they were indexed, loaded now if it was not yet."""
         if layout.TRANSFORM not in self.manifest.files:
             return None
-        transform = Whitening.load(self.path / layout.TRANSFORM)
+        transform = load_transform(self.path / layout.TRANSFORM)
         self._check_unchanged()
         return transform
 

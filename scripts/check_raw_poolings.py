@@ -24,21 +24,25 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 import torch
 import transformers
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.base import Transform
+from retrieval.transforms.flow import Flow
 from retrieval.transforms.moments import Moments
-from retrieval.transforms.spec import parse_transform
+from retrieval.transforms.spec import FlowSpec, parse_transform
 from retrieval.transforms.whitening import Whitening
 
 POOLINGS = ("cls", "last-avg", "last2-avg", "first-last-avg")
 # The layer norm that all states come out of leaves one of the 300 directions empty: 299 is all there is.
-TRANSFORMS = ("none", "whiten-299", "whiten-256", "whiten-128", "soft-128", "rotate-128")
+TRANSFORMS = ("none", "whiten-299", "whiten-256", "whiten-128", "soft-128", "rotate-128", "flow")
 FITTED_PAIRS = 4000
 
 Pair = tuple[str, str, float]
@@ -137,22 +141,27 @@ def score(folder: Path, pooling: str, test: Sequence[Pair], fitted: Sequence[Pai
     encoder = load_encoder(resolve_settings(folder, pooling=pooling))
     row = {text: number for number, text in enumerate(distinct([*test, *fitted]))}
     embeddings = encoder.encode(list(row))
-    moments = Moments(encoder.dimension)
-    moments.update(embeddings[[row[text] for text in distinct(fitted)]])
+    seen = embeddings[[row[text] for text in distinct(fitted)]]
     firsts = [row[first] for first, _, _ in test]
     seconds = [row[second] for _, second, _ in test]
     labels = [label for _, _, label in test]
     cells = []
     for name in TRANSFORMS:
-        vectors = unit_vectors(embeddings, fit(name, moments))
+        vectors = unit_vectors(embeddings, fit(name, seen))
         cosines = (vectors[firsts] * vectors[seconds]).sum(axis=1)
         cells.append(f"{100 * spearmanr(cosines, labels).statistic:.2f}")
     return cells
 
 
-def fit(name: str, moments: Moments) -> Whitening | None:
+def fit(name: str, embeddings: NDArray[np.float32]) -> Transform | None:
     spec = parse_transform(name)
-    return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)[0] if spec else None
+    if spec is None:
+        return None
+    if isinstance(spec, FlowSpec):
+        return Flow.fit(embeddings)
+    moments = Moments(embeddings.shape[1])
+    moments.update(embeddings)
+    return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)[0]
 
 
 def in_order(raw: dict[str, float]) -> bool:

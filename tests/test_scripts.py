@@ -148,7 +148,7 @@ def test_poolings_are_printed_for_every_transform_and_judged(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = script("check_raw_poolings")
-    monkeypatch.setattr(module, "TRANSFORMS", ("none", "whiten-4", "rotate-4"))
+    monkeypatch.setattr(module, "TRANSFORMS", ("none", "whiten-4", "rotate-4", "flow"))
     random = np.random.default_rng(0)
     (tmp_path / "lcqmc").mkdir()
     for name in ("dev", "test"):

@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from retrieval.errors import DimensionError, TransformError, UsageError
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.moments import BLOCK_ROWS, Moments
-from retrieval.transforms.spec import auto_transform, parse_transform
+from retrieval.transforms.spec import FlowSpec, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import Whitening
 
 
@@ -282,8 +282,13 @@ def test_unit_vectors_have_length_one_and_zero_stays_zero() -> None:
 
 def test_parse_transform_reads_kind_m_beta_and_gamma() -> None:
     assert parse_transform("none") is None
+    assert parse_transform("flow") == FlowSpec()
     specs = [parse_transform(f"{kind}-256") for kind in ("whiten", "rotate", "soft")]
-    assert [(spec.m, spec.beta, spec.gamma) for spec in specs if spec] == [(256, 1, 1), (256, 0, 0), (256, 1, 0.5)]
+    assert [(spec.m, spec.beta, spec.gamma) for spec in specs if isinstance(spec, TransformSpec)] == [
+        (256, 1, 1),
+        (256, 0, 0),
+        (256, 1, 0.5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -355,9 +360,11 @@ def test_repeated_rows_have_no_more_rank_beyond_the_exact_rows(eps: float, mean:
     Whitening.fit(moments_of(rows), 6, eps=eps)
 
 
-@pytest.mark.parametrize("text", ["whiten", "whiten-0", "whiten-x", "rotate-1.5", "", "auto", "WHITEN-3", "pca-3"])
+@pytest.mark.parametrize(
+    "text", ["whiten", "whiten-0", "whiten-x", "rotate-1.5", "", "auto", "WHITEN-3", "pca-3", "flow-3"]
+)
 def test_unknown_transform_names_the_choices(text: str) -> None:
-    with pytest.raises(UsageError, match="expected auto, none, whiten-M, rotate-M, soft-M"):
+    with pytest.raises(UsageError, match="expected auto, none, whiten-M, rotate-M, soft-M, flow"):
         parse_transform(text)
 
 

@@ -23,6 +23,7 @@ from retrieval.cli.output import TerminalProgress, counted, print_json, print_li
 from retrieval.corpus.lines import decoded_lines, is_blank
 from retrieval.errors import UsageError
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
+from retrieval.transforms.spec import FLOW
 
 
 def info(
@@ -121,6 +122,11 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
 
 
 def _transform(transform: dict[str, Any]) -> str:
+    if transform["name"] == FLOW:
+        return (
+            f"{transform['name']}, fitted on {transform['rows']:,} vectors in {transform['epochs']} epochs; held out "
+            f"{transform['held_out_nats']:.3f} nats a dimension, {transform['start_nats']:.3f} before"
+        )
     if "kept_share" not in transform:
         return f"{transform['name']}: all {transform['m']} dimensions as encoded"
     return (

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import TransformError
-from retrieval.transforms.moments import EXACT_ROWS, Moments, check_finite, load_moments, save_moments
+from retrieval.transforms.base import check_finite
+from retrieval.transforms.moments import EXACT_ROWS, Moments, load_moments, save_moments
 from retrieval.transforms.spec import TransformSpec
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening, rank_of
 

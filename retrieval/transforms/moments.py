@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import DimensionError, TransformError
+from retrieval.errors import TransformError
+from retrieval.transforms.base import check_chunk
 
 BLOCK_ROWS = 4096
 EXACT_ROWS = 16 * BLOCK_ROWS
@@ -69,9 +70,7 @@ class Moments:
         TransformError
             A value is NaN or infinite; the row is named, and none is taken.
         """
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.dimension:
-            raise DimensionError(f"expected vectors of shape (n, {self.dimension}), got {embeddings.shape}")
-        check_finite(embeddings, self.rows)
+        check_chunk(embeddings, self.dimension, self.rows)
         start = 0
         while start < len(embeddings):
             taken = embeddings[start : start + BLOCK_ROWS - self._waiting_rows]
@@ -195,17 +194,6 @@ class Moments:
             return self._sum, self._products, shift
         sums, products = _sums(waiting, shift, self._next_is_rounded)
         return self._sum + sums, self._products + products, shift
-
-
-def check_finite(embeddings: NDArray[np.float32], first_row: int) -> None:
-    """Raise TransformError where a value is NaN or infinite; rows are counted from `first_row`."""
-    flat = embeddings.reshape(-1)
-    with np.errstate(all="ignore"):
-        if np.isfinite(np.dot(flat, flat)):  # one pass without memory; large values may overflow, and are looked at
-            return
-    finite = np.isfinite(embeddings).all(axis=1)
-    if not finite.all():
-        raise TransformError(f"row {first_row + int(np.argmin(finite))} holds NaN or infinity")
 
 
 def save_moments(path: Path, moments: dict[str, Moments], metadata: dict[str, str] | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from retrieval.errors import UsageError
 from retrieval.transforms.whitening import DEFAULT_EPS
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, FLOW = "auto", "none", "flow"
 _KINDS = {
     "whiten": {"beta": 1.0, "gamma": 1.0},
     "rotate": {"beta": 0.0, "gamma": 0.0},
@@ -42,8 +42,16 @@ class TransformSpec:
         return f"{self.kind}-{self.m}" + (f":{','.join(parts)}" if parts else "")
 
 
-def parse_transform(text: str) -> TransformSpec | None:
-    """`whiten-M`, `rotate-M` or `soft-M` -> the spec; `none` -> None.
+@dataclass(frozen=True)
+class FlowSpec:
+    """A flow to be fitted; it keeps all dimensions."""
+
+    def __str__(self) -> str:
+        return FLOW
+
+
+def parse_transform(text: str) -> TransformSpec | FlowSpec | None:
+    """`whiten-M`, `rotate-M`, `soft-M` or `flow` -> the spec; `none` -> None.
 
     `whiten-384:beta=1,gamma=0.8,eps=0` says some or all of the numbers that the kind stands for.
 
@@ -54,12 +62,14 @@ def parse_transform(text: str) -> TransformSpec | None:
     """
     if text == NONE:
         return None
+    if text == FLOW:
+        return FlowSpec()
     name, colon, parts = text.partition(":")
     match = re.fullmatch(r"([a-z]+)-(\d+)", name)
     if match is None or match[1] not in _KINDS or int(match[2]) == 0:
         kinds = ", ".join(f"{kind}-M" for kind in _KINDS)
         raise UsageError(
-            f"unknown transform {text!r}: expected {AUTO}, {NONE}, {kinds}, for example whiten-256 or "
+            f"unknown transform {text!r}: expected {AUTO}, {NONE}, {kinds}, {FLOW}, for example whiten-256 or "
             f"whiten-256:beta=1,gamma=0.8,eps=0"
         )
     numbers: dict[str, float] = {}

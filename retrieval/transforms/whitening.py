@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import DimensionError, TransformError
+from retrieval.errors import TransformError
+from retrieval.transforms.base import check_shape
 from retrieval.transforms.moments import Moments
 
 DEFAULT_EPS = 1e-9
@@ -114,10 +115,7 @@ class Whitening:
         DimensionError
             d is not the fitted dimension.
         """
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.dimension:
-            raise DimensionError(
-                f"expected vectors of shape (n, {self.dimension}), as the transform was fitted, got {embeddings.shape}"
-            )
+        check_shape(embeddings, self.dimension)
         return np.asarray((embeddings - self.mean) @ self.kernel, dtype=np.float32)
 
     def save(self, path: Path) -> None:
