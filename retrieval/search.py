@@ -216,11 +216,12 @@ class Index:
         """
         from retrieval.transforms.held_out import Fitness, SplitMoments
         from retrieval.transforms.moments import Moments
+        from retrieval.transforms.whitening import Whitening
 
-        if self.transform is None or layout.MOMENTS not in self.manifest.files:
+        if not isinstance(self.transform, Whitening) or layout.MOMENTS not in self.manifest.files:
             raise UsageError(
                 f"index '{self.path}' keeps no {layout.MOMENTS} to compare queries with: it was built with "
-                f"--transform none, or by a retr that kept none"
+                f"--transform none or flow, or by a retr that kept none"
             )
         for place, query in enumerate(queries, 1):
             _check_query(place, query)

@@ -40,8 +40,8 @@ def index(
     transform: Annotated[
         str | None,
         typer.Option(
-            help="auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow (minutes of "
-            "training). Default: auto."
+            help="auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow "
+            "(minutes of training). Default: auto."
         ),
     ] = None,
     index: Annotated[str, typer.Option(help="Kind of index: auto or flat (exact search).")] = "auto",

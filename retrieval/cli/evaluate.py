@@ -25,7 +25,7 @@ from retrieval.transforms.spec import AUTO, NONE, parse_transform
 if TYPE_CHECKING:
     from retrieval.encoders.base import Encoder
     from retrieval.evaluation.evaluate import System
-    from retrieval.transforms.whitening import Whitening
+    from retrieval.transforms.base import Transform
 
 
 def evaluate(
@@ -156,7 +156,7 @@ class _Models:
         settings = resolve_settings(name, pooling=self._pool)
         self.needs_fit |= any(term.centred for term in parse_fusion(name) or ())
 
-        def load() -> tuple[Encoder, Whitening | None, str]:
+        def load() -> tuple[Encoder, Transform | None, str]:
             encoder = load_to_build(
                 settings,
                 self._device,
@@ -178,7 +178,7 @@ def _index_system(path: Path, device: str, trust_remote_code: bool, progress: Te
     folder = path.expanduser()
     read_manifest(folder)
 
-    def load() -> tuple[Encoder, Whitening | None, str]:
+    def load() -> tuple[Encoder, Transform | None, str]:
         opened = Index.open(folder, device=device, trust_remote_code=trust_remote_code, progress=progress)
         return opened.encoder, opened.transform, str(opened.manifest.transform["name"])
 

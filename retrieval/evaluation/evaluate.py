@@ -17,8 +17,8 @@ from retrieval.evaluation.datasets import DATASETS, SPLITS, is_test_file, load_d
 from retrieval.evaluation.measures import Measures, Thresholds, Value, difference, measure
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs
 from retrieval.evaluation.scoring import EncodedTexts
-from retrieval.transforms.spec import NONE, TransformSpec
-from retrieval.transforms.whitening import Whitening
+from retrieval.transforms.base import Transform
+from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
 from retrieval.types import NoProgress, Progress
 
 SEED = 0
@@ -45,8 +45,8 @@ class System:
     """
 
     name: str
-    load: Callable[[], tuple[Encoder, Whitening | None, str]]
-    spec: TransformSpec | None = None
+    load: Callable[[], tuple[Encoder, Transform | None, str]]
+    spec: TransformSpec | FlowSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _run(
     task: Task,
     system: System,
     encoder: Encoder,
-    transform: Whitening | None,
+    transform: Transform | None,
     transform_name: str,
     resamples: int,
     progress: Progress,

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from retrieval.encoders.base import Encoder
 from retrieval.evaluation.correlation import Floats
 from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.base import Transform
+from retrieval.transforms.flow import Flow
 from retrieval.transforms.moments import Moments
-from retrieval.transforms.spec import TransformSpec
+from retrieval.transforms.spec import FlowSpec, TransformSpec
 from retrieval.transforms.whitening import Whitening
 from retrieval.types import NoProgress, Progress
 
@@ -45,7 +47,7 @@ class EncodedTexts:
         """float32, shape (n, d), in the order of the texts. KeyError for one that was not encoded."""
         return self._embeddings[[self._row[text] for text in texts]]
 
-    def fit(self, spec: TransformSpec, texts: Sequence[str]) -> Whitening:
+    def fit(self, spec: TransformSpec | FlowSpec, texts: Sequence[str]) -> Transform:
         """Fit a transform on the distinct texts given; those without a vector do not count.
 
         Raises
@@ -54,11 +56,14 @@ class EncodedTexts:
             The texts do not carry as many dimensions as are asked for.
         """
         embeddings = self.of(list(dict.fromkeys(texts)))
+        known = embeddings[embeddings.any(axis=1)]
+        if isinstance(spec, FlowSpec):
+            return Flow.fit([known])
         moments = Moments(self._embeddings.shape[1])
-        moments.update(embeddings[embeddings.any(axis=1)])
-        return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma)[0]
+        moments.update(known)
+        return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)[0]
 
-    def cosines(self, first: Sequence[str], second: Sequence[str], transform: Whitening | None = None) -> Floats:
+    def cosines(self, first: Sequence[str], second: Sequence[str], transform: Transform | None = None) -> Floats:
         """The cosine of each pair's transformed vectors: float64, shape (n,), exactly 1 for a text with itself."""
         blocks = [np.empty(0)]
         for start in range(0, len(first), _BLOCK_ROWS):

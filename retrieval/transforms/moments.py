@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import TransformError
+from retrieval.errors import DimensionError, TransformError
 from retrieval.transforms.base import check_chunk
 
 BLOCK_ROWS = 4096
