@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.device import has_gpu
+from retrieval.encoders.find import absolute, find_model, model_kind
 from retrieval.encoders.fusion import POOLING as FUSION_POOLING
 from retrieval.encoders.fusion import FusionEncoder, FusionPart, fusion_text, parse_fusion
 from retrieval.encoders.graphs import NotExportableError, fill_place, graph_place, is_whole
@@ -27,8 +25,6 @@ AUTO = "auto"
 BACKENDS = (AUTO, "torch", *RUNTIMES)
 _LACKS = {"torch": ("int8",), "onnx": ("bf16",)}
 FUSION_STATE = "fusion.safetensors"
-_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
-_ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
 
 
 def resolve_settings(
@@ -54,11 +50,11 @@ def resolve_settings(
     if terms := parse_fusion(source):
         if pooling is not None or query_prompt is not None or document_prompt is not None:
             raise UsageError(f"{source!r} is a fusion: its parts have their own poolings and prompts; leave out --pool")
-        text = fusion_text([term._replace(model=_absolute(term.model)) for term in terms])
+        text = fusion_text([term._replace(model=absolute(term.model)) for term in terms])
         return EncoderSettings(text, FUSION_POOLING, "", "", max_length or 0, steps)
     entry = catalog.lookup(source)
     return EncoderSettings(
-        source=source if entry else _absolute(source),
+        source=source if entry else absolute(source),
         pooling=pooling or (entry.pooling if entry else ""),
         query_prompt=query_prompt if query_prompt is not None else (entry.query_prompt if entry else ""),
         document_prompt=document_prompt if document_prompt is not None else (entry.document_prompt if entry else ""),
@@ -215,8 +211,8 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
         from retrieval.encoders.use import UseEncoder
 
         return UseEncoder(settings)
-    path = _find(settings.source, note)
-    kind = _kind(path)
+    path = find_model(settings.source, note)
+    kind = model_kind(path)
     if kind == "transformer":
         from retrieval.encoders.transformer import TransformerEncoder
 
@@ -245,69 +241,5 @@ def _transformer_folder(settings: EncoderSettings, note: Note) -> Path | None:
     entry = catalog.lookup(settings.source)
     if settings.pooling == FUSION_POOLING or (entry is not None and entry.source == catalog.USE):
         return None
-    path = _find(settings.source, note)
-    return path if _kind(path) == "transformer" else None
-
-
-def _kind(path: Path) -> Literal["word vectors", "elmo", "static", "transformer"]:
-    """What lies there, told without reading weights; a folder that is none of the others is taken for a transformer."""
-    if path.is_file():
-        return "word vectors"
-    if any((path / name).exists() for name in _ELMO_FILES):
-        return "elmo"
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        modules = json.loads((path / "modules.json").read_text(encoding="utf-8"))
-        if str(modules[0].get("type", "")).endswith(".StaticEmbedding"):
-            return "static"
-    return "transformer"
-
-
-def _find(source: str, note: Note) -> Path:
-    entry = catalog.lookup(source)
-    if entry is not None and entry.source == catalog.BUNDLED:
-        from retrieval.encoders.bundled import bundled_folder
-
-        return bundled_folder(note)
-    hub_id = entry.source if entry is not None else source
-    if (path := _existing(source)) is not None:
-        return path
-    if source.startswith((".", "~", "/")) or source.count("/") > 1:
-        raise EncoderError(
-            f"no model folder at {source!r}: expected a Hugging Face or ELMo folder, or a file of word vectors"
-        )
-    return _download(hub_id, note)
-
-
-def _absolute(source: str) -> str:
-    """Paths that exist are stored whole, so that an index finds its model from another folder."""
-    path = _existing(source)
-    return str(path.resolve()) if path is not None else source
-
-
-def _existing(source: str) -> Path | None:
-    try:
-        path = Path(source).expanduser()
-        return path if path.exists() else None
-    except (OSError, RuntimeError):  # longer than a name may be; no such user
-        return None
-
-
-def _download(hub_id: str, note: Note) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, allow_patterns=list(_HUB_FILES)))
-    except HFValidationError as error:
-        raise EncoderError(
-            f"no model {hub_id!r}: neither a folder, a hub id nor a name that retr models lists"
-        ) from error
-    except Exception:  # not in the local cache
-        note(f"downloading {hub_id} from the hub")
-    try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # offline, unknown, gated: each with an exception of its own
-        raise EncoderError(
-            f"no model {hub_id!r}: there is no such folder, and the hub did not give it ({type(error).__name__}). "
-            f"Give a folder with --model FOLDER, or a name that retr models lists as ready"
-        ) from error
+    path = find_model(settings.source, note)
+    return path if model_kind(path) == "transformer" else None

@@ -1,0 +1,81 @@
+"""A model's name, path or hub id -> where it lies here, and what lies there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from retrieval.encoders import catalog
+from retrieval.errors import EncoderError
+
+Note = Callable[[str], None]
+_HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
+_ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
+
+
+def model_kind(path: Path) -> Literal["word vectors", "elmo", "static", "transformer"]:
+    """What lies there, told without reading weights; a folder that is none of the others is taken for a transformer."""
+    if path.is_file():
+        return "word vectors"
+    if any((path / name).exists() for name in _ELMO_FILES):
+        return "elmo"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        modules = json.loads((path / "modules.json").read_text(encoding="utf-8"))
+        if str(modules[0].get("type", "")).endswith(".StaticEmbedding"):
+            return "static"
+    return "transformer"
+
+
+def find_model(source: str, note: Note) -> Path:
+    """The folder or file of a model, unpacked or downloaded first where it must be; EncoderError where it is not found."""
+    entry = catalog.lookup(source)
+    if entry is not None and entry.source == catalog.BUNDLED:
+        from retrieval.encoders.bundled import bundled_folder
+
+        return bundled_folder(note)
+    hub_id = entry.source if entry is not None else source
+    if (path := _existing(source)) is not None:
+        return path
+    if source.startswith((".", "~", "/")) or source.count("/") > 1:
+        raise EncoderError(
+            f"no model folder at {source!r}: expected a Hugging Face or ELMo folder, or a file of word vectors"
+        )
+    return _download(hub_id, note)
+
+
+def absolute(source: str) -> str:
+    """Paths that exist are stored whole, so that an index finds its model from another folder."""
+    path = _existing(source)
+    return str(path.resolve()) if path is not None else source
+
+
+def _existing(source: str) -> Path | None:
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # longer than a name may be; no such user
+        return None
+
+
+def _download(hub_id: str, note: Note) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, allow_patterns=list(_HUB_FILES)))
+    except HFValidationError as error:
+        raise EncoderError(
+            f"no model {hub_id!r}: neither a folder, a hub id nor a name that retr models lists"
+        ) from error
+    except Exception:  # not in the local cache
+        note(f"downloading {hub_id} from the hub")
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # offline, unknown, gated: each with an exception of its own
+        raise EncoderError(
+            f"no model {hub_id!r}: there is no such folder, and the hub did not give it ({type(error).__name__}). "
+            f"Give a folder with --model FOLDER, or a name that retr models lists as ready"
+        ) from error
