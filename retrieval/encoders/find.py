@@ -30,7 +30,7 @@ def model_kind(path: Path) -> Literal["word vectors", "elmo", "static", "transfo
 
 
 def find_model(source: str, note: Note) -> Path:
-    """The folder or file of a model, unpacked or downloaded first where it must be; EncoderError where it is not found."""
+    """The folder or file of a model, unpacked or downloaded first where it must be; EncoderError if there is none."""
     entry = catalog.lookup(source)
     if entry is not None and entry.source == catalog.BUNDLED:
         from retrieval.encoders.bundled import bundled_folder
