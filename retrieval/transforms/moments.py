@@ -71,6 +71,7 @@ class Moments:
         """
         if embeddings.ndim != 2 or embeddings.shape[1] != self.dimension:
             raise DimensionError(f"expected vectors of shape (n, {self.dimension}), got {embeddings.shape}")
+        embeddings = np.asarray(embeddings, dtype=np.float32)
         check_finite(embeddings, self.rows)
         start = 0
         while start < len(embeddings):
