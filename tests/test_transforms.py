@@ -90,6 +90,15 @@ def test_moments_beyond_the_exact_rows_are_the_same_to_the_bit_under_any_chunkin
 
 
 @pytest.mark.usefixtures("few_exact_rows")
+def test_rows_of_another_type_are_taken_as_float32_whatever_the_chunks() -> None:
+    rows = np.random.default_rng(0).normal(size=(300, 4))
+    expected = moments_of(rows.astype(np.float32))
+    for cuts in ([], [30, 100]):
+        assert same_to_the_bit(moments_of(*np.split(rows, cuts)), expected)
+    assert same_to_the_bit(moments_of(np.asfortranarray(rows.astype(np.float32))), expected)
+
+
+@pytest.mark.usefixtures("few_exact_rows")
 @pytest.mark.parametrize("mean", [0.0, 25.0, 800.0])
 def test_moments_beyond_the_exact_rows_are_as_near_as_float32_even_with_a_large_mean(mean: float) -> None:
     rows = sample(5000, mean=mean)
