@@ -70,7 +70,7 @@ class Moments:
         TransformError
             A value is NaN or infinite; the row is named, and none is taken.
         """
-        embeddings = np.asarray(embeddings, dtype=np.float32)
+        embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
         check_chunk(embeddings, self.dimension, self.rows)
         start = 0
         while start < len(embeddings):
