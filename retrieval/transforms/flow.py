@@ -1,7 +1,8 @@
 """BERT-flow: an invertible map of sentence vectors to a standard Gaussian, fitted by maximum likelihood.
 
-Li et al. 2020, arXiv:2011.05864, eq. 3 and 4; its steps are those of Glow (Kingma and Dhariwal 2018, arXiv:1807.03039,
-table 1): actnorm, a permutation, an affine coupling. torch fits it, in `flow_training`; the fitted flow is plain numpy.
+Li et al. 2020, arXiv:2011.05864; its steps are those of Glow (Kingma and Dhariwal 2018, arXiv:1807.03039, table 1):
+actnorm, a permutation in place of the invertible 1x1 convolution, an affine coupling. torch fits it, in
+`flow_training`; the fitted flow is plain numpy.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Flow:
         return self._forward(embeddings)[0]
 
     def log_likelihood(self, embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
-        """log p(x) = log N(f(x); 0, I) + log |det df/dx|, in nats: float64, shape (n,). Li et al. 2020, eq. 4."""
+        """log p(x) = log N(f(x); 0, I) + log |det df/dx|, in nats: float64, shape (n,)."""
         latents, log_determinants = self._forward(embeddings)
         squares = np.square(latents, dtype=np.float64).sum(axis=1)
         return np.asarray(log_determinants - (squares + self.dimension * np.log(2 * np.pi)) / 2)

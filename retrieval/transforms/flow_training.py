@@ -54,7 +54,7 @@ class FlowNetwork(torch.nn.Module):
         return x, log_determinant
 
     def log_likelihood(self, x: torch.Tensor) -> torch.Tensor:
-        """Vectors (B, d) -> log p of each, in nats (B,): Li et al. 2020, eq. 4."""
+        """Vectors (B, d) -> log p of each, in nats (B,)."""
         latents, log_determinant = self(x)
         gaussian = -(latents.square().sum(dim=1) + x.shape[1] * math.log(2 * math.pi)) / 2
         return torch.as_tensor(gaussian + log_determinant)
