@@ -187,10 +187,9 @@ class _Build:
                     trust_remote_code=options.trust_remote_code,
                 )
         spec = self._choose_transform(encoder, len(documents), distinct)
+        self._clear_encoder(FUSION_STATE if isinstance(encoder, FusionEncoder) else None)
         if isinstance(encoder, FusionEncoder):
             self._fit_fusion(encoder, documents)
-        else:
-            shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
         if (graph := graph_of(encoder)) is not None:
             copy_graph(graph, self.folder / layout.ENCODER)
         key = EmbeddingsKey(
@@ -242,6 +241,15 @@ class _Build:
         if self.options.fresh:
             shutil.rmtree(self.folder / layout.EMBEDDINGS, ignore_errors=True)
             shutil.rmtree(self.folder / layout.ENCODER, ignore_errors=True)
+
+    def _clear_encoder(self, kept: str | None) -> None:
+        """Leave nothing of an earlier build's encoder, which may have been of another kind, but the file named."""
+        folder = self.folder / layout.ENCODER
+        for path in list(folder.iterdir()) if folder.exists() else []:
+            if path.name != kept:
+                path.unlink()
+        if kept is None and folder.exists():
+            folder.rmdir()
 
     def _read(self) -> DocumentsWriter:
         with self.progress.stage("reading", "rows", None) as advance:

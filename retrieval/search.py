@@ -17,8 +17,8 @@ from retrieval.corpus.lines import is_blank
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.encoders.load import load_encoder, resolve_settings
-from retrieval.encoders.onnx import GRAPH, graph_vectors
-from retrieval.encoders.runtime import import_runtime
+from retrieval.encoders.onnx import graph_vectors
+from retrieval.encoders.runtime import RUNTIMES, import_runtime
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
 from retrieval.transforms.apply import load_transform, unit_vectors
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _BATCH_QUERIES = 4096
 _SPELLINGS = 16
-_EQUAL_SCORES = 1e-6
-"""The rounding of float32 embeddings that were computed in another batch."""
+_EQUAL_SCORES = {"float32": 1e-6, "bf16": 5e-4, "int8": 5e-3}
+"""How far apart the scores of equal texts may be that were encoded in batches of other sizes, and then whitened."""
 
 
 class Index:
@@ -80,7 +80,7 @@ class Index:
         EncoderError
             The encoder is not the one that built the index.
         """
-        folder, progress = Path(path), progress or NoProgress()
+        folder, progress = Path(path).expanduser(), progress or NoProgress()
         loader = _Loader(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
@@ -125,7 +125,7 @@ class Index:
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
-        encoder : one that is loaded already, instead of model, pooling and max_length.
+        encoder : one that is loaded already, instead of model, pooling, max_length, normalize, backend and precision.
         backend : auto, torch, openvino or onnx (ONNX Runtime). With the latter two the folder holds the encoder too, as
             a graph, and a search loads neither torch nor transformers; auto takes openvino for a transformer on a CPU.
         precision : auto, float32, bf16 (openvino, torch) or int8 (openvino, onnx). auto takes bf16 where the processor
@@ -141,6 +141,14 @@ class Index:
         from retrieval.corpus.reader import Corpus, CorpusOptions
         from retrieval.pipeline import BuildOptions, build_index
 
+        if encoder is not None and (pooling, max_length, normalize, backend, precision) != (
+            None,
+            None,
+            "",
+            "auto",
+            "auto",
+        ):
+            raise UsageError("pooling, max_length, normalize, backend and precision are those of the encoder given")
         named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
         settings = (
             encoder.settings
@@ -190,6 +198,7 @@ class Index:
     def encoder(self) -> Encoder:
         """The encoder that built the index, loaded now if it was not yet."""
         if self._encoder is None:
+            self._check_unchanged()
             encoder = self._loader.load()
             self._check_unchanged()
             self._encoder = self._checked(encoder)
@@ -284,6 +293,10 @@ class Index:
             )
         return encoder
 
+    @property
+    def _equal_scores(self) -> float:
+        return _EQUAL_SCORES.get(self.manifest.encoder["precision"], _EQUAL_SCORES["float32"])
+
     def _search_batch(self, queries: list[str], k: int, min_score: float | None) -> list[list[Hit]]:
         vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
         if vectors is None:
@@ -299,7 +312,7 @@ class Index:
 
     def _hits(self, query: str, scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> list[Hit]:
         """The first k; among those of the best score a document that is the query itself comes first."""
-        best = int((scores >= scores[0] - _EQUAL_SCORES).sum())
+        best = int((scores >= scores[0] - self._equal_scores).sum())
         documents = self._documents.take(rows[: max(k, best)].tolist())
         hits = [
             Hit(document.pop("id"), float(score), document.pop("text"), document)
@@ -321,7 +334,7 @@ class _Loader:
 
     def start(self) -> None:
         """Begin to load a graph. torch is left until it is asked for: its import cannot be broken off."""
-        if not (self.folder / layout.ENCODER / GRAPH).exists():
+        if self.manifest.encoder["backend"] not in RUNTIMES:
             return
         import_runtime(self.manifest.encoder["backend"])  # two threads that import wait for each other
         executor = ThreadPoolExecutor(1)

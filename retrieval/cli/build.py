@@ -119,4 +119,6 @@ def index(
         f"{target}: {counted(manifest.documents['count'], 'document')}, {manifest.index['dimension']} dimensions "
         f"({manifest.transform['name']}), {megabytes:,.1f} MB, {seconds:,.1f} s"
     )
+    if tokens := manifest.documents["tokens"]:
+        progress.note(f"unknown to the model: {manifest.documents['unknown'] / tokens:.2%} of {tokens:,} tokens")
     progress.note(f'ask it: retr query "..." -i {target}')

@@ -92,6 +92,8 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
     if documents["tokens"]:
         share = documents["unknown"] / documents["tokens"]
         rows.append(("tokens", f"{documents['tokens']:,} of distinct texts, {share:.2%} unknown to the model"))
+    length = f"at most {encoder['max_length']} tokens" if encoder["max_length"] else "any length"
+    normalize = f", texts normalised: {encoder['normalize']}" if encoder.get("normalize") else ""
     prompts = f"prompts {encoder['query_prompt']!r} (query), {encoder['document_prompt']!r} (document)"
     rows += [
         (
@@ -99,7 +101,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
             f"{encoder['source']}, {encoder['dimension']} dimensions, fingerprint {encoder['fingerprint'][:12]}",
         ),
         ("backend", f"{encoder['backend']}, {encoder['precision']}"),
-        ("pooling", f"{encoder['pooling']}, {prompts}, at most {encoder['max_length']} tokens"),
+        ("pooling", f"{encoder['pooling']}, {prompts}, {length}{normalize}"),
         ("transform", _transform(transform)),
         *_held_out(transform),
         (

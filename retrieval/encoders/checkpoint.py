@@ -98,6 +98,7 @@ def load_model(folder: Path, pooler: bool, dtype: torch.dtype, trusted: bool) ->
             config=config,
             dtype=dtype,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
             **_sources(trusted),
             **options,
         )
@@ -110,6 +111,12 @@ def load_model(folder: Path, pooler: bool, dtype: torch.dtype, trusted: bool) ->
         ) from error
     except Exception as error:  # every model class has failures of its own
         raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+    if wrong := sorted(report["mismatched_keys"]):
+        name, found, expected = wrong[0]
+        raise EncoderError(
+            f"{len(wrong)} of the weights in {folder} do not fit its config.json: {name} has shape {tuple(found)}, "
+            f"expected {tuple(expected)}; restore the model's own config.json or weights"
+        )
     missing = sorted(report["missing_keys"])
     if pooler and (getattr(model, "pooler", None) is None or any(name.startswith("pooler.") for name in missing)):
         raise EncoderError(f"{folder} has no pooler: choose another pooling than 'pooler'")

@@ -35,4 +35,8 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"unknown device {name!r}: expected auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {name!r}: this machine has no CUDA GPU that torch can use; use --device cpu")
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"device {name!r} cannot be used: {str(error).splitlines()[0][:120]}") from None
     return device

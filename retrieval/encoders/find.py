@@ -13,6 +13,7 @@ from retrieval.errors import EncoderError
 
 Note = Callable[[str], None]
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.codes", "*.safetensors", "pytorch_model*.bin", "*.py")
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _ELMO_FILES = ("encoder.pkl", "token_embedder.pkl")
 
 
@@ -65,13 +66,16 @@ def _download(hub_id: str, note: Note) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, allow_patterns=list(_HUB_FILES)))
+        found = Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, allow_patterns=list(_HUB_FILES)))
+        if any(next(found.rglob(pattern), None) for pattern in _WEIGHT_FILES):
+            return found  # else a download was broken off
     except HFValidationError as error:
         raise EncoderError(
             f"no model {hub_id!r}: neither a folder, a hub id nor a name that retr models lists"
         ) from error
     except Exception:  # not in the local cache
-        note(f"downloading {hub_id} from the hub")
+        pass
+    note(f"downloading {hub_id} from the hub")
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # offline, unknown, gated: each with an exception of its own

@@ -22,15 +22,15 @@ class NotExportableError(EncoderError):
     """The encoder works, but not as a graph."""
 
 
-def graph_place(model: Path, settings: EncoderSettings, precision: str) -> Path:
-    """Where the graph of a model folder is, or will be: a name of its content and of the settings."""
+def graph_place(model: Path, settings: EncoderSettings, precision: str, family: str) -> Path:
+    """Where the graph of a model folder is, or will be: a name of its content, of the settings and of the family."""
     files = {
         path.relative_to(model).as_posix(): cached_sha256(path)
         for path in sorted(model.rglob("*"))
         if path.suffix in _MODEL_SUFFIXES and not _OTHER_EXPORTS & set(path.relative_to(model).parts)
     }
     shaping = {name: value for name, value in settings.to_json().items() if name != "source"}
-    content = json.dumps([FORMAT, precision, shaping, files], sort_keys=True)
+    content = json.dumps([FORMAT, precision, shaping, family, files], sort_keys=True)
     return cache_directory() / "onnx" / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}-{precision}"
 
 

@@ -15,13 +15,14 @@ from retrieval.encoders.fusion import POOLING as FUSION_POOLING
 from retrieval.encoders.fusion import FusionEncoder, FusionPart, fusion_text, parse_fusion
 from retrieval.encoders.graphs import NotExportableError, fill_place, graph_place, is_whole
 from retrieval.encoders.normalize import NormalizingEncoder, parse_normalization
-from retrieval.encoders.onnx import GRAPH, PRECISIONS, OnnxEncoder
+from retrieval.encoders.onnx import PRECISIONS, OnnxEncoder
 from retrieval.encoders.pooling import check_pooling
 from retrieval.encoders.runtime import PACKAGES, RUNTIMES, openvino_has_bf16
 from retrieval.errors import EncoderError, UsageError
 
 Note = Callable[[str], None]
 AUTO = "auto"
+LEAST_LENGTH = 3
 BACKENDS = (AUTO, "torch", *RUNTIMES)
 _LACKS = {"torch": ("int8",), "onnx": ("bf16",)}
 FUSION_STATE = "fusion.safetensors"
@@ -43,6 +44,10 @@ def resolve_settings(
     UsageError
         An unknown pooling or normalisation, a fusion that cannot be read, or options that have no meaning for one.
     """
+    if max_length is not None and max_length < LEAST_LENGTH:
+        raise UsageError(
+            f"max length {max_length} is less than {LEAST_LENGTH}: two of a text's tokens are special ones"
+        )
     source = str(model)
     steps = ",".join(parse_normalization(normalize))
     if pooling is not None:
@@ -91,7 +96,7 @@ def load_encoder(
     EncoderError
         The model cannot be found, is not whole, or brings code that is not trusted.
     """
-    if state is not None and (state / GRAPH).exists():
+    if state is not None and backend in RUNTIMES:
         if device not in (AUTO, "cpu"):
             note(f"the index's own graph runs on the CPU; the device {device} does not matter")
         return _normalizing(OnnxEncoder(state, backend))
@@ -149,15 +154,18 @@ def load_to_build(
     asked = precision
     if asked == AUTO:
         precision = "bf16" if runtime == "openvino" and openvino_has_bf16() else "float32"
-    place = graph_place(model, settings, precision)
+    entry = catalog.lookup(settings.source)
+    place = graph_place(model, settings, precision, entry.family if entry else "")
     if not is_whole(place, note):
         encoder = _load_one(settings, "cpu", note, "float32", trust_remote_code)
         try:
             _export(encoder, place, precision, note)
         except (NotExportableError, OSError) as error:
             if backend != AUTO or precision == "int8":
-                raise error if isinstance(error, OSError) else EncoderError(f"{error}: use --backend torch") from None
-            note(f"backend torch: {error}")
+                hint = "leave out --precision int8" if precision == "int8" else "use --backend torch"
+                raise error if isinstance(error, OSError) else EncoderError(f"{error}: {hint}") from None
+            kept = "; set RETR_CACHE to a folder that can be written" if isinstance(error, OSError) else ""
+            note(f"backend torch: {error}{kept}")
             if asked == "bf16":
                 return load_encoder(settings, device, note, precision=asked, trust_remote_code=trust_remote_code)
             return _normalizing(encoder)
@@ -200,6 +208,11 @@ def _export(encoder: Encoder, place: Path, precision: str, note: Note) -> None:
     fill_place(place, lambda folder: export_graph(encoder, folder, precision))
 
 
+def _refuse_precision(precision: str, settings: EncoderSettings) -> None:
+    if precision not in (AUTO, "float32"):
+        raise UsageError(f"precision {precision!r} is for transformers, and {settings.source} is none: leave it out")
+
+
 def _normalizing(encoder: Encoder) -> Encoder:
     return NormalizingEncoder(encoder) if encoder.settings.normalize else encoder
 
@@ -210,6 +223,7 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
     if entry is not None and entry.source == catalog.USE:
         from retrieval.encoders.use import UseEncoder
 
+        _refuse_precision(precision, settings)
         return UseEncoder(settings)
     path = find_model(settings.source, note)
     kind = model_kind(path)
@@ -220,8 +234,7 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
         return TransformerEncoder(
             path, settings, device, family, precision=precision, trust_remote_code=trust_remote_code
         )
-    if precision not in (AUTO, "float32"):
-        raise UsageError(f"precision {precision!r} is for transformers, and {settings.source} is none: leave it out")
+    _refuse_precision(precision, settings)
     if kind == "static":
         from retrieval.encoders.static import StaticEncoder
 

@@ -38,6 +38,7 @@ _MODE_OF_OLD_KEY = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU", "LeakyReLU", "ELU", "Softplus", "Mish")
+_SETTINGS_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 
@@ -103,7 +104,7 @@ def read_modules(folder: Path) -> Modules:
     rest = list(zip(names, (path for _, path in kinds), strict=True))[1 if static else 2 :]
     steps = torch.nn.Sequential(*(_STEPS[name](path) for name, path in rest if name != "Dropout"))
     prompts = _prompts(folder)
-    settings = {} if static else _json(base / "sentence_bert_config.json", missing={})
+    settings = {} if static else _transformer_settings(base)
     files = [folder / MODULES, *(path for step in rest for path in sorted(step[1].glob("*.safetensors")))]
     files += [
         path for step in rest for path in (step[1] / "config.json", step[1] / "pytorch_model.bin") if path.exists()
@@ -146,13 +147,19 @@ def not_only_tensors(folder: Path, error: pickle.UnpicklingError) -> EncoderErro
     )
 
 
+def _transformer_settings(base: Path) -> Any:
+    """The first that is there of the names that sentence-transformers gave the file, by architecture."""
+    names = (base / f"sentence_{kind}_config.json" for kind in _SETTINGS_KINDS)
+    return next((_json(path) for path in names if path.exists()), {})
+
+
 def _prompts(folder: Path) -> tuple[str, str]:
     config = _json(folder / "config_sentence_transformers.json", missing={})
     prompts = config.get("prompts") or {}
     default = prompts.get(config.get("default_prompt_name"), "")
 
     def first(names: Sequence[str]) -> str:
-        return next((str(prompts[name]) for name in names if prompts.get(name)), str(default))
+        return next((str(prompts[name]) for name in names if name in prompts), str(default))
 
     return first(_QUERY_PROMPTS), first(_DOCUMENT_PROMPTS)
 

@@ -7,6 +7,7 @@ and `encoder.json` (settings, precision, fingerprint). It is all that a query ne
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,8 @@ class OnnxEncoder:
             self.family: Family = description["family"]
             self.precision: str = description["precision"]
             self.fingerprint: str = description["fingerprint"]
+            if self.precision != "float32":  # which two runtimes round each in its own way
+                self.fingerprint = hashlib.sha256(f"{self.fingerprint} {runtime}".encode()).hexdigest()
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
             with ThreadPoolExecutor(1) as beside:  # most of a session's time is not spent in Python

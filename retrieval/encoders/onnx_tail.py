@@ -19,10 +19,11 @@ _LEAST_LENGTH = np.array(1e-30, dtype=np.float32)
 def add_transform(folder: Path, dimension: int, affine: tuple[NDArray[np.float32], NDArray[np.float32]] | None) -> None:
     """Let the graph of a folder give unit vectors too: (pooled - mean) kernel, divided by its length.
 
-    The graph's file is replaced; the weights, which other folders may share, stay as they are.
+    The graph's file is replaced; the weights beside it stay as they are.
 
     Parameters
     ----------
+    folder : a graph folder, as `onnx.copy_graph` wrote it.
     dimension : m, of the vectors.
     affine : mean, float32, shape (d,), and kernel, float32, shape (d, m); None where nothing is transformed.
     """

@@ -60,6 +60,8 @@ class StaticEncoder:
             raise EncoderError(f"{self._files[1]} does not hold a row for each token of tokenizer.json")
         self._table = table.float()
         self._tokenizer.no_padding()
+        names = (getattr(self._tokenizer.model, "unk_token", None), "[UNK]", "<unk>")
+        self._unknown = next((self._tokenizer.token_to_id(name) for name in names if name), None)
 
     @property
     def dimension(self) -> int:
@@ -85,6 +87,7 @@ class StaticEncoder:
             self.counts += EncoderCounts(
                 truncated=sum(limit is not None and len(ids) > limit for ids in tokens),
                 tokens=sum(map(len, tokens)),
+                unknown=sum(ids.count(self._unknown) for ids in tokens) if self._unknown is not None else 0,
                 without_vector=sum(not ids for ids in tokens),
             )
             tokens = [ids[:limit] for ids in tokens]

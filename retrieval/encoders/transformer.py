@@ -84,6 +84,7 @@ class TransformerEncoder:
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
         self._base = self._modules.base if self._modules else base_folder(folder)
         self.poolings = self._modules.poolings if self._modules else (settings.pooling,)
+        asked = settings.max_length
         if self._modules:
             settings = self._modules.settings(settings)
         self._weights = weight_files(self._base)
@@ -97,7 +98,7 @@ class TransformerEncoder:
         check_vocabulary(self._base, self.tokenizer, self.model)
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
         _check_layers(settings.pooling, self.model.config)
-        self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer))
+        self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer, asked))
         self.counts = EncoderCounts()
 
     @property
@@ -183,7 +184,7 @@ class TransformerEncoder:
         limit = self.settings.max_length
         try:
             encoded = self.tokenizer(prompted, truncation=True, max_length=limit, padding=False)
-        except UnicodeEncodeError as error:
+        except (UnicodeEncodeError, TypeError) as error:  # by the version of tokenizers
             raise UsageError(f"a text holds half a surrogate pair, which is not a character: {error}") from None
         if encoded.encodings is not None:
             truncated = sum(bool(encoding.overflowing) for encoding in encoded.encodings)
@@ -232,18 +233,16 @@ def _check_layers(pooling: str, config: Any) -> None:
         raise UsageError(f"pooling {pooling!r} names layer {max(numbers)}, and the model has layers 0 to {layers}")
 
 
-def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any) -> int:
+def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any, asked: int) -> int:
     limits = [tokenizer.model_max_length]
     if positions := getattr(config, "max_position_embeddings", None):
         # The RoBERTa family counts positions from the padding token's number + 1.
         offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
         limits.append(positions - offset)
     most = min(limit for limit in limits if limit > 0)
-    if settings.max_length > most:
-        raise UsageError(
-            f"max length {settings.max_length} is more than the {most} tokens that {settings.source} takes"
-        )
-    return settings.max_length or min(most, DEFAULT_MAX_LENGTH)
+    if asked > most:
+        raise UsageError(f"max length {asked} is more than the {most} tokens that {settings.source} takes")
+    return min(settings.max_length, most) or min(most, DEFAULT_MAX_LENGTH)
 
 
 _OFFSET_POSITIONS = {
