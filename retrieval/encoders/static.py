@@ -61,7 +61,9 @@ class StaticEncoder:
         self._table = table.float()
         self._tokenizer.no_padding()
         names = (getattr(self._tokenizer.model, "unk_token", None), "[UNK]", "<unk>")
-        self._unknown = next((self._tokenizer.token_to_id(name) for name in names if name), None)
+        self._unknown = next(
+            (i for name in names if name and (i := self._tokenizer.token_to_id(name)) is not None), None
+        )
 
     @property
     def dimension(self) -> int:

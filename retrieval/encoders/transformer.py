@@ -239,7 +239,7 @@ def _max_length(settings: EncoderSettings, config: Any, tokenizer: Any, asked: i
         # The RoBERTa family counts positions from the padding token's number + 1.
         offset = config.pad_token_id + 1 if config.model_type in _OFFSET_POSITIONS else 0
         limits.append(positions - offset)
-    most = min(limit for limit in limits if limit > 0)
+    most = int(min(limit for limit in limits if limit > 0))
     if asked > most:
         raise UsageError(f"max length {asked} is more than the {most} tokens that {settings.source} takes")
     return min(settings.max_length, most) or min(most, DEFAULT_MAX_LENGTH)
