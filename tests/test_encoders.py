@@ -477,3 +477,17 @@ def test_sentence_transformers_folder_counts_as_tuned(tiny_model: Path, tmp_path
     (tuned / "1_Pooling").mkdir()
     (tuned / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}', encoding="utf-8")
     assert load(tuned).family == "tuned"
+
+
+def test_weights_that_do_not_fit_the_config_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2000}), encoding="utf-8")
+    with pytest.raises(EncoderError, match=r"do not fit its config.json: embeddings.word_embeddings.weight has shape"):
+        load(folder)
+
+
+def test_a_length_of_special_tokens_alone_is_refused(tiny_model: Path) -> None:
+    for length in (-1, 2):
+        with pytest.raises(UsageError, match=f"max length {length} is less than 3"):
+            resolve_settings(tiny_model, max_length=length)

@@ -323,3 +323,41 @@ def test_graph_folder_of_another_format_is_refused(graph: OnnxEncoder, tmp_path:
     (tmp_path / "g" / DESCRIPTION).write_text(json.dumps(description | {"format": 9}), encoding="utf-8")
     with pytest.raises(EncoderError, match="has format 9, and this retr reads 1: build the index again"):
         OnnxEncoder(tmp_path / "g", "openvino")
+
+
+def test_what_a_killed_build_left_of_its_graph_is_not_taken_for_another_encoders(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.txt").write_text("\n".join(random_texts(40)), encoding="utf-8")
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("retrieval.pipeline._Build._fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            Index.build(tmp_path / "c.txt", tmp_path / "i", model=tiny_model)
+    assert (tmp_path / ".i.building" / "index" / "encoder" / GRAPH).exists()
+    Index.build(tmp_path / "c.txt", tmp_path / "i", model=f"{tiny_model}+0.5*{other}", transform="none")
+    assert [path.name for path in (tmp_path / "i" / "encoder").iterdir()] == ["fusion.safetensors"]
+    assert Index.open(tmp_path / "i").search(random_texts(40)[3], k=1)[0][0].doc_id == "3"
+
+
+def test_the_family_is_the_names_own_whoever_filled_the_cache(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETR_CACHE", str(tmp_path))
+    monkeypatch.setattr("retrieval.encoders.load.find_model", lambda source, note: tiny_model)
+    families = {}
+    for name, options in ((str(tiny_model), {"pooling": "cls"}), ("simbert-tiny", {})):
+        families[name] = load_to_build(resolve_settings(name, **options), "cpu", "openvino", "float32").family
+    assert families == {str(tiny_model): "raw", "simbert-tiny": "tuned"}
+
+
+def test_rounded_vectors_of_two_runtimes_are_not_taken_for_each_other(tiny_model: Path) -> None:
+    prints = [graph_encoder(tiny_model, runtime, "int8").fingerprint for runtime in RUNTIMES]
+    exact = [graph_encoder(tiny_model, runtime).fingerprint for runtime in RUNTIMES]
+    assert prints[0] != prints[1]
+    assert exact[0] == exact[1]
+
+
+def test_options_beside_a_given_encoder_are_refused(tmp_path: Path, graph: OnnxEncoder) -> None:
+    with pytest.raises(UsageError, match="are those of the encoder given"):
+        Index.build(tmp_path / "c.txt", tmp_path / "i", encoder=graph, precision="int8")

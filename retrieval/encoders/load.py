@@ -44,7 +44,7 @@ def resolve_settings(
     UsageError
         An unknown pooling or normalisation, a fusion that cannot be read, or options that have no meaning for one.
     """
-    if max_length is not None and max_length < LEAST_LENGTH:
+    if max_length and max_length < LEAST_LENGTH:  # 0 stands for none
         raise UsageError(
             f"max length {max_length} is less than {LEAST_LENGTH}: two of a text's tokens are special ones"
         )
