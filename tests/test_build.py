@@ -147,8 +147,8 @@ def test_of_spellings_that_the_encoder_takes_for_one_the_text_itself_comes_first
     for k in (1, 3, 8):
         assert [hits[0].text for hits in index.search(spellings, k)] == spellings
     found = index.search("ABC", 8)[0]
+    # The others follow by scores that differ in the last bits, as their batches did.
     assert sorted(hit.text for hit in found) == sorted(spellings)
-    assert [hit.text for hit in found[1:]] == spellings[:7]
 
 
 def test_an_interrupted_build_goes_on_and_gives_the_same_index(
