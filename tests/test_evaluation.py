@@ -285,6 +285,22 @@ def test_a_transform_of_more_dimensions_than_the_texts_carry_is_an_error() -> No
         encoded.fit(spec, ["甲", "乙", "丙"])
 
 
+def test_a_flow_is_fitted_on_the_texts_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"文{number}" for number in range(150)]
+    vectors = np.random.default_rng(0).normal(3, [1, 2, 4], size=(150, 3)).astype(np.float32)
+    monkeypatch.setattr(
+        "test_evaluation.VECTORS", {text: row.tolist() for text, row in zip(texts, vectors, strict=True)}
+    )
+    encoded = EncodedTexts(Fake(), texts)
+    spec = parse_transform("flow")
+    assert spec is not None
+    flow = encoded.fit(spec, texts)
+    assert (flow.dimension, flow.m) == (3, 3)
+    raw, moved = (encoded.cosines(texts[:-1], texts[1:], transform) for transform in (None, flow))
+    # About 3 off the origin, all cosines are high; a standard Gaussian's are not.
+    assert raw.mean() > 0.4 > 0.2 > abs(moved.mean())
+
+
 def _task_file(folder: Path, name: str, rows: list[tuple[str, str, float]]) -> str:
     (folder / name).write_text(HEADER + "".join(f"{a}\t{b}\t{c:g}\n" for a, b, c in rows), encoding="utf-8")
     return str(folder / name)

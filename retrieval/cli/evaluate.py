@@ -53,7 +53,7 @@ def evaluate(
     ] = None,
     pool: Annotated[str | None, typer.Option(help="Pooling of the models.")] = None,
     transform: Annotated[
-        str | None, typer.Option(help="none, whiten-M, rotate-M or soft-M, of the models. Default: none.")
+        str | None, typer.Option(help="none, whiten-M, rotate-M, soft-M or flow, of the models. Default: none.")
     ] = None,
     fit: Annotated[
         str | None,

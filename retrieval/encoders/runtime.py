@@ -75,7 +75,7 @@ class _OpenVinoSession:
         body = openvino.Model([model.output(POOLED)], model.get_parameters())
         with ThreadPoolExecutor(1) as beside:
             small = beside.submit(self._compile, tail, "f32") if tail is not None else None
-            self._body = self._compile(body, "bf16" if precision == "bf16" and self._has_bf16() else "f32")
+            self._body = self._compile(body, "bf16" if precision == "bf16" and openvino_has_bf16() else "f32")
             self._tail = small.result() if small is not None else None
         self._lock = threading.Lock()
 
@@ -87,9 +87,6 @@ class _OpenVinoSession:
             if target.get_node().get_type_name() != "Result":
                 target.replace_source_output(entry.output(0))
         return self._openvino.Model([model.output(VECTOR)], [entry])
-
-    def _has_bf16(self) -> bool:
-        return "BF16" in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
     def _compile(self, model: Any, precision: str) -> Any:
         hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
