@@ -24,7 +24,7 @@ TEXTS = random_texts(20)
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, in which nothing is compiled yet."""
-    monkeypatch.setenv("RETR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "compiled"
 
 
