@@ -78,7 +78,7 @@ def sweep(
     bootstrap: Annotated[int, typer.Option(help="Resamples for the best's interval; 0 for none.", min=0)] = 1000,
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
-    precision: PrecisionOption = "auto",
+    precision: PrecisionOption = "float32",  # what is compared lies apart by less than bfloat16 rounds
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,

@@ -173,6 +173,7 @@ def sweep(
     groups = _groups(task)
     systems: dict[str, dict[str, str]] = {}
     stored: dict[str, Stored] = {}
+    specs: dict[str, dict[str, Spec]] = {}
     for each in passes:
         encoder = load(each.settings)
         if isinstance(encoder, FusionEncoder) and any(part.centred for part in encoder.parts):
@@ -182,17 +183,17 @@ def sweep(
         stored |= stored_embeddings(encoder, each.computed, each.wanted, groups, progress)
         system = {"backend": encoder.backend, "precision": encoder.precision, "fingerprint": encoder.fingerprint}
         systems |= dict.fromkeys(each.wanted, system)
+        specs |= dict.fromkeys(each.wanted, transforms.specs(encoder.dimension // len(each.computed)))
         del encoder  # its memory, before the next is loaded
     started = time.perf_counter()
     texts = [text for group in groups for text in group]
     measured = _Measured(task, resamples)
-    for name, shards in stored.items():
-        encoded = EncodedTexts.of_embeddings(texts, read(shards))
-        if encoded.without_vector:
-            progress.note(f"{name}: {encoded.without_vector:,} sentences have no vector: their cosine is 0")
-        specs = transforms.specs(encoded.dimension)
-        with progress.stage(f"measuring {name}", "transforms", len(specs)) as advance:
-            measured.take(name, encoded, specs, advance)
+    with progress.stage("measuring", "cells", sum(map(len, specs.values()))) as advance:
+        for name, shards in stored.items():
+            encoded = EncodedTexts.of_embeddings(texts, read(shards))
+            if encoded.without_vector:
+                progress.note(f"{name}: {encoded.without_vector:,} sentences have no vector: their cosine is 0")
+            measured.take(name, encoded, specs[name], advance)
     seconds = time.perf_counter() - started
     return Sweep(task, model, systems, measured.cells, measured.best, measured.interval(), resamples, seconds)
 
