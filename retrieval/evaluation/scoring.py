@@ -62,7 +62,7 @@ class EncodedTexts:
 
     def moments(self, texts: Sequence[str], exact: bool = False) -> Moments:
         """Of the distinct texts given; those without a vector do not count. `exact`: all products in float64."""
-        moments = Moments(self.dimension, *((None,) if exact else ()))
+        moments = Moments(self.dimension, None) if exact else Moments(self.dimension)
         moments.update(self._known(texts))
         return moments
 

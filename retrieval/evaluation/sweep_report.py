@@ -203,7 +203,8 @@ def _notes(sweep: Sweep, marked: str = f"marked {_MARK}") -> list[str]:
             f"{_value(best.choosing)}; {title}: {_value(best.spearman)}{within}"
         ]
     else:
-        notes = [f"no cell is marked as the best: {one_line(task.why_no_choice)}"]
+        why = task.why_no_choice or "no cell has a Spearman on the pairs of the choice"
+        notes = [f"no cell is marked as the best: {one_line(why)}"]
     interval = f"; in brackets the {100 * LEVEL:.0f} % interval of {sweep.resamples:,} bootstrap resamples"
     notes.append("Spearman x 100" + (interval if sweep.interval else ""))
     if task.fit_name:
