@@ -13,6 +13,7 @@ from retrieval.cli.evaluate import evaluate
 from retrieval.cli.info import info
 from retrieval.cli.models import models
 from retrieval.cli.query import query
+from retrieval.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="retr",
@@ -42,6 +43,6 @@ def _global(
     """
 
 
-for command in (index, query, info, models, demo):
+for command in (index, query, info, models, demo, reproduce):
     app.command()(command)
 app.command("eval")(evaluate)

@@ -8,7 +8,7 @@ a text, are those of its code, github.com/bojone/BERT-whitening, eng/eval.py and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from retrieval.encoders import catalog
 
@@ -68,6 +68,24 @@ class Table:
     max_length: int | None
     """Tokens of a text, as in the publisher's code; None: the model's own."""
     rows: tuple[Row, ...]
+
+    def described(self, row: Row) -> dict[str, Any]:
+        """What a row is and what was published of it, for JSON."""
+        return {
+            "table": self.name,
+            "row": row.id,
+            "model": row.model,
+            "pooling": row.pooling,
+            "transform": row.transform,
+            "fit": row.fit or None,
+            "published": {
+                "by": self.publisher,
+                "source": self.source,
+                "on": self.published_on,
+                "pearson": row.pearson,
+                "spearman": row.spearman,
+            },
+        }
 
 
 def _hub(name: str) -> str:

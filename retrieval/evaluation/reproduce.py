@@ -64,7 +64,8 @@ def reproduce(options: ReproduceOptions, progress: Progress | None = None) -> Re
                 if finished(results.rows.get(row.id)):
                     without.append(row.id)
                 else:
-                    results.put(row.id, {"status": "waiting", "waits_for": reason})
+                    waiting = {"status": "waiting", "waits_for": reason}
+                    results.put(row.id, {**table.described(row), **waiting})
                 continue
             assert source is not None
             place = (table.name, source, row.pooling)

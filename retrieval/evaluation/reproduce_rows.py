@@ -1,4 +1,4 @@
-"""Published rows that share their embeddings, measured: encoded in shards, transformed, and compared with the labels."""
+"""Published rows that share their embeddings: encoded in shards, transformed, and measured against the labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from retrieval.evaluation.evaluate import SEED, read_texts
 from retrieval.evaluation.measures import measure
 from retrieval.evaluation.pairs import Pairs, md5_of
 from retrieval.evaluation.published import NLI, TABLES, TARGET, WEIGHTS, WHITEN_ALL, Row, Table
-from retrieval.evaluation.results import EMBEDDINGS, Results, changed, finished
+from retrieval.evaluation.results import EMBEDDINGS, Record, Results, changed, finished
 from retrieval.evaluation.scoring import pair_cosines
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.storage import atomic_file, tree_sha256
@@ -158,13 +158,16 @@ class Job:
         except RetrError as error:
             self._fail(todo, error)
 
+    def _put(self, row: Row, record: Record) -> None:
+        self.results.put(row.id, {**self.table.described(row), **record})
+
     def _fail(self, rows: Sequence[Row], error: RetrError) -> None:
         """Say and record why; figures of an earlier run stay."""
         self.progress.note(f"{', '.join(row.id for row in rows)}: {error}")
         for row in rows:
             self.failed[row.id] = str(error)
             if not finished(self.results.rows.get(row.id)):
-                self.results.put(row.id, {"status": "failed", "error": str(error)})
+                self._put(row, {"status": "failed", "error": str(error)})
 
     def _weights(self) -> Path | None:
         """Where the model lies, downloaded first where that is allowed; None where the hub did not give it."""
@@ -176,7 +179,7 @@ class Job:
                 raise
             for row in self.rows:
                 if not finished(self.results.rows.get(row.id)):
-                    self.results.put(row.id, {"status": "waiting", "waits_for": str(error)})
+                    self._put(row, {"status": "waiting", "waits_for": str(error)})
             self.progress.note(str(error))
             return None
         kind = model_kind(path)
@@ -248,7 +251,7 @@ class Job:
                 "seconds": {"encode": round(seconds, 1), "measure": round(time.monotonic() - started, 1)},
                 "key": keys[row.id],
             }
-            self.results.put(row.id, record)
+            self._put(row, record)
             seconds = 0.0  # the rows after the first find the embeddings there
             last = splits[-1]
             shown = "undefined" if last["spearman"]["value"] is None else f"{100 * last['spearman']['value']:.2f}"
@@ -369,18 +372,15 @@ class Job:
 
     def _measures(self, embeddings: NDArray[np.float32], transform: Transform | None) -> list[dict[str, Any]]:
         """One record a measured split, and where there are several, one of all of them together at the end."""
-        scores = {split: pair_cosines(embeddings, *self.data.rows[split], transform) for split in self.data.measured}
-        labels = {split: self.data.splits[split].labels for split in self.data.measured}
-        named = [(split, scores[split], labels[split]) for split in scores]
-        if len(named) > 1:
-            together = (np.concatenate([values[split] for split in scores]) for values in (scores, labels))
-            named.append((" + ".join(scores), *together))
+        measured: list[tuple[str, Floats, Floats]] = [
+            (split, pair_cosines(embeddings, *self.data.rows[split], transform), self.data.splits[split].labels)
+            for split in self.data.measured
+        ]
+        if len(measured) > 1:
+            names, scores, labels = zip(*measured, strict=True)
+            measured.append((" + ".join(names), np.concatenate(scores), np.concatenate(labels)))
         found = []
-        for name, cosines, given in named:
-            values = measure(cosines, given, resamples=self.options.resamples, seed=SEED)
-            found.append({"name": name, "n": len(given), **_json(values)})
+        for name, cosines, given in measured:
+            values = measure(cosines, given, resamples=self.options.resamples, seed=SEED).values
+            found.append({"name": name, "n": len(given), **{kind: asdict(values[kind]) for kind in MEASURED}})
         return found
-
-
-def _json(measures: Measures) -> dict[str, Any]:
-    return {name: asdict(measures.values[name]) for name in MEASURED}
