@@ -42,17 +42,9 @@ class Report:
         """A name a column."""
         by = self.table.publisher
         split_columns = [f"Spearman, {name}" for name in self._splits()]
-        return [
-            "row",
-            "pooling",
-            f"Pearson, {by}",
-            "here",
-            f"Spearman, {by}",
-            "here",
-            "interval",
-            "gap",
-            *split_columns,
-        ]
+        published = [f"Pearson, {by}"] if self._has_pearson else []
+        measured = ["Pearson, here", f"Spearman, {by}", "Spearman, here", "interval", "gap"]
+        return ["row", "pooling", *published, *measured, *split_columns]
 
     @property
     def cells(self) -> list[list[str]]:

@@ -41,6 +41,8 @@ MEASURED = ("pearson", "spearman", "share", "auc")
 """What a record keeps of each split: see `measures`."""
 FIT_SPLITS = ("train", "dev")
 _ENCODER = "encoder.json"
+_OF_FIT, _OF_NLI = "-fit", "-nli"
+"""Of the folders with embeddings of other sentences than the set's."""
 _CHUNK_ROWS = 4096
 
 Chunks = Callable[[], Iterator[NDArray[np.float32]]]
@@ -224,9 +226,9 @@ class Job:
         return self.options.fit if row.fit else ""
 
     def _measure_rows(self, todo: Sequence[Row], keys: Mapping[str, dict[str, Any]], sha256: str) -> None:
-        place = self.results.folder / EMBEDDINGS / f"{self.table.name}-{self.rows[0].id}"
+        place = self.results.folder / EMBEDDINGS / "-".join((self.table.name, *self._shared))
         if self.options.fresh:
-            shutil.rmtree(place, ignore_errors=True)
+            self._clear(place)
         started = time.monotonic()
         shards, encoder = self._encoded(place, self.data.texts, sha256)
         seconds = time.monotonic() - started
@@ -262,9 +264,11 @@ class Job:
         self._encoder = None  # its memory, before the next is loaded
         sharing = [row for row in self.table.rows if (row.weights, row.pooling) == self._shared]
         if all(finished(self.results.rows.get(row.id)) for row in sharing):
-            for folder in place.parent.glob(f"{place.name}*"):
-                if folder.name in (place.name, *(f"{place.name}-fit-{row.id}" for row in sharing)):
-                    shutil.rmtree(folder)
+            self._clear(place)
+
+    def _clear(self, place: Path) -> None:
+        for suffix in ("", _OF_FIT, _OF_NLI):
+            shutil.rmtree(place.with_name(place.name + suffix), ignore_errors=True)
 
     @property
     def _shared(self) -> tuple[str, str]:
@@ -345,7 +349,7 @@ class Job:
             )
             return self._fitted(row, chunks), named
         texts = read_texts(source)
-        shards, _ = self._encoded(place.with_name(f"{place.name}-fit-{row.id}"), texts, sha256)
+        shards, _ = self._encoded(place.with_name(place.name + (_OF_NLI if row.fit == NLI else _OF_FIT)), texts, sha256)
         return self._fitted(row, shards.chunks), f"{len(texts):,} distinct sentences of {source}"
 
     def _fitted(self, row: Row, chunks: Chunks) -> Transform:

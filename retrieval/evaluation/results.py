@@ -70,7 +70,7 @@ class Results:
     def put(self, row: str, record: Record) -> None:
         """Keep the record of a row, on the disk too."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.rows[row] = {**record, "at": now}
+        self.rows[row] = json.loads(json.dumps({**record, "at": now}))  # as it will be read back
         self.save()
 
     def save(self) -> None:
