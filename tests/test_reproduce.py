@@ -6,6 +6,10 @@ import functools
 import importlib.util
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +17,15 @@ from typing import Any
 import conftest
 import numpy as np
 import pytest
-from conftest import CHARACTERS, make_tiny_model, random_texts
+from conftest import CHARACTERS, Retr, make_tiny_model, random_texts
 
 if importlib.util.find_spec("jieba") is None or importlib.util.find_spec("gensim") is None:
     pytest.skip("the extra word2vec is not installed", allow_module_level=True)
 
 from test_elmo import make_model as make_elmo
 
+from retrieval.cli.output import TerminalProgress
+from retrieval.cli.reproduce import _charts
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.errors import CorpusError, EncoderError, RetrError, UsageError
 from retrieval.evaluation import reproduce_rows, results
@@ -110,8 +116,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def short_flows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three epochs fit a flow that is a flow."""
-    monkeypatch.setattr(Flow, "fit", functools.partial(Flow.fit, epochs=3))
+    """A small flow, fitted for two epochs, is a flow."""
+    monkeypatch.setattr(Flow, "fit", functools.partial(Flow.fit, epochs=2, steps=2, width=16))
 
 
 def options(data: Path, output: Path, **changes: Any) -> ReproduceOptions:
@@ -123,7 +129,7 @@ def whole(data: Path, models: dict[str, str], tmp_path_factory: pytest.TempPathF
     """All rows of both tables, measured once."""
     output = tmp_path_factory.mktemp("whole") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Flow, "fit", functools.partial(Flow.fit, epochs=3))
+        patch.setattr(Flow, "fit", functools.partial(Flow.fit, epochs=2, steps=2, width=16))
         return output, reproduce(options(data, output, models=models, nli=str(data / "nli.txt")))
 
 
@@ -471,3 +477,103 @@ def test_a_folder_of_something_else_is_left_alone(data: Path, tmp_path: Path) ->
     with pytest.raises(RetrError, match="is not what this retr reproduce wrote"):
         reproduce(options(data, tmp_path / "broken"))
     assert (tmp_path / "broken" / "results.json").read_text(encoding="utf-8") == '{"format": 1, "rows"'
+
+
+def test_command_without_weights_prints_the_table_and_fails(data: Path, tmp_path: Path, retr: Retr) -> None:
+    done = retr("reproduce", "--data", data, "--table", "lcqmc")
+    assert done.returncode == 1
+    assert "simbert-cls" in done.stdout
+    assert "76.12" in done.stdout
+    assert "bert-cls, bert-last-avg, bert-last2-avg, bert-first-last-avg, whitening" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "retr: no row was measured: what each waits for stands in the table's last lines"
+    )
+    assert max(map(len, done.stdout.split("\n\n")[1].splitlines())) <= 120
+    names = {path.name for path in (tmp_path / "reproduce").iterdir()}
+    assert {"results.json", "reproduce.md", "reproduce.html"} <= names
+
+
+def test_command_measures_what_is_there_and_prints_json(
+    data: Path, models: dict[str, str], tmp_path: Path, retr: Retr
+) -> None:
+    command = ("reproduce", "--data", data, "-o", "out", "--only", "word2vec,elmo", "--bootstrap", "20")
+    done = retr(*command, "--model", f"word2vec={models['word2vec']}", "--json", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    word2vec, elmo = map(json.loads, done.stdout.splitlines())
+    assert (word2vec["row"], word2vec["status"], elmo["status"]) == ("word2vec", "finished", "waiting")
+    assert word2vec["published"]["pearson"] == 0.5221
+    assert word2vec["splits"][-1]["n"] == 300
+    # The same command with the folder that was waited for goes on.
+    done = retr(*command, "--model", f"elmo={models['elmo']}")
+    assert done.returncode == 0
+    assert "finished before, and kept, though what they need is not here now: word2vec" in done.stderr
+    assert "elmo: Spearman " in done.stderr
+    assert "wait" not in done.stdout.split("\n\n\n")[0].split("elmo*")[1].partition("bert-cls, ")[0]
+
+
+def test_command_that_is_killed_after_three_rows_goes_on(
+    data: Path, models: dict[str, str], tmp_path: Path, retr: Retr
+) -> None:
+    command = ["reproduce", "--data", str(data), "-o", "out", "--table", "lcqmc", "--backend", "torch"]
+    command += ["--only", "word2vec,bert,roberta", "--bootstrap", "20"]
+    command += [word for name in ("word2vec", "bert", "roberta") for word in ("--model", f"{name}={models[name]}")]
+    run = [sys.executable, "-m", "retrieval.cli.main", *command]
+    process = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    file = tmp_path / "out" / "results.json"
+    kept: dict[str, Any] = {}
+    while len(kept) < 3 and process.poll() is None:
+        time.sleep(0.02)
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert 3 <= len(kept) < 12
+    done = retr(*command)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("finished before, and kept"))
+    assert line.partition(": ")[2].split(", ") == list(kept)
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert {row: rows[row] for row in kept} == kept
+    assert sum(record["status"] == "finished" for record in rows.values()) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--only", "nope"], 2, "no row 'nope' in lcqmc, stsb-en: expected one of word2vec"),
+        (["--model", "bert"], 2, "--model bert: expected ROW=FOLDER"),
+        (["--model", "bert=a", "--model", "bert=b"], 2, "--model bert= is given twice"),
+        (["--model", "bert=./nowhere"], 1, "no model folder at './nowhere'"),
+        (["--table", "sick"], 2, "no table 'sick'"),
+        (["--bootstrap", "-1"], 2, "--bootstrap"),
+        (["--data", "nowhere"], 1, "no folder 'nowhere'"),
+    ],
+)
+def test_command_bad_input_is_one_clear_line(
+    arguments: list[str], code: int, message: str, data: Path, tmp_path: Path, retr: Retr
+) -> None:
+    done = retr("reproduce", "--data", data, *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "reproduce").exists()
+
+
+def test_command_without_data_says_how_to_give_it(retr: Retr, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RETR_DATA", raising=False)
+    done = retr("reproduce")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "give --data DIR, or set RETR_DATA" in done.stderr
+
+
+def test_page_without_matplotlib_says_that_its_charts_are_missing(
+    whole: tuple[Path, Reproduction], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    reports = reports_of(whole[1].records, list(TABLES))
+    charts = _charts(reports, TerminalProgress())
+    assert "the page is without its charts: charts need the package matplotlib" in capsys.readouterr().err
+    page = as_html(reports, charts)
+    assert "<svg" not in page
+    assert "whitening-256*" in page

@@ -172,8 +172,10 @@ def as_text(reports: Sequence[Report]) -> str:
     """Tables for a terminal or a pipe."""
     parts = []
     for report in reports:
-        rows = [report.header, *report.cells]
-        widths = [max(len(row[place]) for row in rows) for place in range(len(report.header))]
+        # `Pearson, here` stands in two lines, so that a table fits a terminal.
+        heads = [name.rpartition(", ") for name in report.header]
+        rows = [[head[0] for head in heads], [head[2] for head in heads], *report.cells]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(heads))]
         lines = [
             "  ".join(
                 cell.ljust(width) if place < 2 else cell.rjust(width)
