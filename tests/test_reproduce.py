@@ -342,7 +342,7 @@ def test_other_weights_are_measured_again_and_failing_ones_leave_the_old_figures
     wrong = {"word2vec": models["bert"], "bert-cls": models["bert"]}
     found = reproduce(options(data, tmp_path / "out", models=wrong, **given))
     assert found.failed.keys() == {"word2vec"}
-    assert found.failed["word2vec"].endswith("holds transformer, expected word vectors for word2vec")
+    assert found.failed["word2vec"].endswith("is taken for transformer, and word2vec wants word vectors")
     assert found.records["word2vec"] == first.records["word2vec"]
     assert found.records["bert-cls"]["weights"]["source"] == models["bert"]
 
@@ -377,9 +377,10 @@ def test_rows_without_weights_say_what_they_wait_for_and_ask_no_network(
     assert "MNLI" not in waits["en-whitening"]
     assert "MNLI train and of SNLI" in waits["en-whitening-nli"]
     # With --download the hub is asked, and what it says is the reason.
-    found = reproduce(options(data, tmp_path / "out", only=("simbert",), download=True))
+    found = reproduce(options(data, tmp_path / "out", only=("simbert", "bert"), download=True))
+    assert asked.count(("google-bert/bert-base-chinese", False)) == 1  # not once a row
     assert ("WangZeJun/simbert-base-chinese", False) in asked
-    assert "the hub did not give it (ConnectionError)" in found.records["simbert-cls"]["waits_for"]
+    assert "which the hub did not give (ConnectionError): try again" in found.records["simbert-cls"]["waits_for"]
 
 
 def test_weights_in_the_local_cache_of_the_hub_are_found(

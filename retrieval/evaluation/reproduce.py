@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from retrieval.corpus.files import find_files
 from retrieval.encoders import catalog
-from retrieval.encoders.find import check_path, model_here
+from retrieval.encoders.find import check_path, find_model, model_here
 from retrieval.encoders.fusion import parse_fusion
 from retrieval.encoders.load import check_backend
-from retrieval.errors import CorpusError, UsageError
+from retrieval.errors import CorpusError, EncoderError, UsageError
 from retrieval.evaluation.datasets import SPLITS
 from retrieval.evaluation.published import NLI, TABLES, TARGET, WEIGHTS, Row, Table
 from retrieval.evaluation.reproduce_rows import FIT_SPLITS, Job, ReproduceOptions, Splits
@@ -57,10 +57,13 @@ def reproduce(options: ReproduceOptions, progress: Progress | None = None) -> Re
     sets = {table.name: Splits.read(table, options.data) for table in dict.fromkeys(table for table, _ in rows)}
     with Results.opened(options.output) as results:
         without: list[str] = []
-        jobs: dict[tuple[str, str, str], Job] = {}
+        absences: dict[tuple[str, str | None], str] = {}
+        jobs: dict[tuple[str, ...], Job] = {}
         for table, row in rows:
             source, given = sources[row.id]
-            if reason := _waits_for(table, row, source, sets[table.name], options, progress):
+            if (asked := (row.weights, source)) not in absences:  # once a model: the hub may take its time to refuse
+                absences[asked] = _absence(row, source, options, progress)
+            if reason := _waits_for(table, row, absences[asked], sets[table.name], options):
                 if finished(results.rows.get(row.id)):
                     without.append(row.id)
                 else:
@@ -68,7 +71,7 @@ def reproduce(options: ReproduceOptions, progress: Progress | None = None) -> Re
                     results.put(row.id, {**table.described(row), **waiting})
                 continue
             assert source is not None
-            place = (table.name, source, row.pooling)
+            place = (table.name, row.weights, source, row.pooling)
             job = jobs.setdefault(place, Job(table, source, given, sets[table.name], options, results, progress))
             job.rows.append(row)
         for job in jobs.values():
@@ -124,27 +127,38 @@ def _source(row: Row, models: Mapping[str, str]) -> tuple[str | None, bool]:
     return (given, True) if given is not None else (WEIGHTS[row.weights].hub_id, False)
 
 
-def _waits_for(
-    table: Table, row: Row, source: str | None, data: Splits, options: ReproduceOptions, progress: Progress
-) -> str:
+def _waits_for(table: Table, row: Row, absence: str, data: Splits, options: ReproduceOptions) -> str:
     """What the row lacks, in words; empty where it can be measured."""
-    reasons = []
-    weights = WEIGHTS[row.weights]
-    if source is None:
-        what = "FILE" if weights.kind == "word vectors" else "FOLDER"
-        reasons.append(f"{weights.wanted}: give it with --model {weights.key}={what}")
-    elif not options.download and model_here(source, progress.note) is None:
-        reasons.append(
-            f"the weights {source}, which are not in the local cache of the hub: "
-            f"--download gets them, or give a folder with --model {weights.key}=FOLDER"
-        )
-    if data.lacks:
-        reasons.append(data.lacks)
-    elif row.fit == TARGET and options.fit in FIT_SPLITS and options.fit not in data.splits:
+    reasons = [absence, data.lacks]
+    if not data.lacks and row.fit == TARGET and options.fit in FIT_SPLITS and options.fit not in data.splits:
         reasons.append(f"the {options.fit} split of {table.dataset}, which --fit names")
     if row.fit == NLI and options.nli is None:
         reasons.append(
             "the sentences of MNLI train and of SNLI train, dev and test: give them with --nli FILE "
             "(a sentence a line, or pairs with columns sentence1 and sentence2)"
         )
-    return "; and ".join(reasons)
+    return "; and ".join(reason for reason in reasons if reason)
+
+
+def _absence(row: Row, source: str | None, options: ReproduceOptions, progress: Progress) -> str:
+    """Why the weights of a row are not here, downloaded first where that is allowed; empty where they are."""
+    weights = WEIGHTS[row.weights]
+    if source is None:
+        what = "FILE" if weights.kind == "word vectors" else "FOLDER"
+        return f"{weights.wanted}: give it with --model {weights.key}={what}"
+    if model_here(source, progress.note) is not None:
+        return ""
+    if not options.download:
+        return (
+            f"the weights {source}, which are not in the local cache of the hub: "
+            f"--download gets them, or give a folder with --model {weights.key}=FOLDER"
+        )
+    try:
+        find_model(source, progress.note)
+    except EncoderError as error:
+        why = type(error.__cause__ or error).__name__
+        return (
+            f"the weights {source}, which the hub did not give ({why}): try again, "
+            f"or give a folder with --model {weights.key}=FOLDER"
+        )
+    return ""

@@ -82,9 +82,11 @@ class Report:
             record = self.records[row.id]
             encoder, weights = record["encoder"], record["weights"]
             fitted = f"; {row.transform} fitted on {record['fitted_on']}" if record["fitted_on"] else ""
+            without = record["without_vector"]
+            unknown = f"; {without:,} sentences without a vector" if without else ""
             lines.append(
                 f"{row.id}: {weights['source']} (sha256 {weights['sha256'][:12]}), {encoder['backend']} "
-                f"{encoder['precision']}, {record['dimension']} dimensions{fitted}; {record['at'][:10]}"
+                f"{encoder['precision']}, {record['dimension']} dimensions{fitted}{unknown}; {record['at'][:10]}"
             )
         return lines
 

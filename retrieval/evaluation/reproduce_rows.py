@@ -43,6 +43,7 @@ FIT_SPLITS = ("train", "dev")
 _ENCODER = "encoder.json"
 _OF_FIT, _OF_NLI = "-fit", "-nli"
 """Of the folders with embeddings of other sentences than the set's."""
+_TRANSFORMER_FILES = ("config.json", "modules.json")
 _CHUNK_ROWS = 4096
 
 Chunks = Callable[[], Iterator[NDArray[np.float32]]]
@@ -141,10 +142,7 @@ class Job:
         """Measure what is not finished; a failure ends this job alone, and is recorded."""
         todo = list(self.rows)
         try:
-            path = self._weights()
-            if path is None:
-                return
-            sha256 = tree_sha256(path)
+            sha256 = tree_sha256(self._weights())
             keys = {row.id: self._key(row, sha256) for row in todo}
             for row in self.rows:
                 record = self.results.rows.get(row.id, {})
@@ -171,22 +169,14 @@ class Job:
             if not finished(self.results.rows.get(row.id)):
                 self._put(row, {"status": "failed", "error": str(error)})
 
-    def _weights(self) -> Path | None:
-        """Where the model lies, downloaded first where that is allowed; None where the hub did not give it."""
-        weights = WEIGHTS[self.rows[0].weights]
-        try:
-            path = find_model(self.source, self.progress.note)
-        except EncoderError as error:
-            if not self.options.download:
-                raise
-            for row in self.rows:
-                if not finished(self.results.rows.get(row.id)):
-                    self._put(row, {"status": "waiting", "waits_for": str(error)})
-            self.progress.note(str(error))
-            return None
-        kind = model_kind(path)
-        if kind != weights.kind:
-            raise EncoderError(f"{self.source} holds {kind}, expected {weights.kind} for {self.rows[0].id}")
+    def _weights(self) -> Path:
+        """Where the model lies; EncoderError where it is no model of these rows' kind."""
+        wanted = WEIGHTS[self.rows[0].weights].kind
+        path = find_model(self.source, self.progress.note)
+        if (kind := model_kind(path)) != wanted:
+            raise EncoderError(f"{self.source} is taken for {kind}, and {self.rows[0].id} wants {wanted}")
+        if kind == "transformer" and not any((path / name).is_file() for name in _TRANSFORMER_FILES):
+            raise EncoderError(f"{self.source} has no {_TRANSFORMER_FILES[0]}: expected a Hugging Face folder")
         return path
 
     @property
@@ -235,6 +225,9 @@ class Job:
         embeddings = np.concatenate(list(shards.chunks()))
         if not embeddings.any():
             raise EncoderError(f"{self.source} knows nothing of the sentences of {self.table.dataset}")
+        without = shards.counts()["without_vector"]
+        if without:
+            self.progress.note(f"{without:,} sentences of which {self.source} knows nothing: their cosine is 0")
         for row in todo:
             started = time.monotonic()
             try:
@@ -250,6 +243,7 @@ class Job:
                 "dimension": embeddings.shape[1] if transform is None else transform.m,
                 "weights": {"source": self.source, "given": self.given, "sha256": sha256},
                 "encoder": encoder,
+                "without_vector": without,
                 "seconds": {"encode": round(seconds, 1), "measure": round(time.monotonic() - started, 1)},
                 "key": keys[row.id],
             }

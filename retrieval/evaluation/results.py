@@ -22,8 +22,9 @@ _LOCK = ".lock"
 Record = dict[str, Any]
 """Of one row, with what `Table.described` says of it. `status` is finished, waiting (`waits_for` says for what) or
 failed (`error`). A finished one has `splits` (name, n, and pearson, spearman, share and auc, each with value, interval
-and why it has none; the last is the one that is compared), `fitted_on`, `dimension`, `weights`, `encoder`, `seconds`,
-`at`, and the `key` that tells whether it is still what would be measured."""
+and why it has none; the last is the one that is compared), `fitted_on`, `dimension`, `weights`, `encoder`,
+`without_vector` (distinct sentences of which the encoder knows nothing), `seconds`, `at`, and the `key` that tells
+whether it is still what would be measured."""
 
 
 class Results:
