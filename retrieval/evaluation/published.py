@@ -3,8 +3,8 @@
 `lcqmc`: the table that this project set out to reproduce, Pearson and Spearman on all of LCQMC. Its `cls` of SBERT is
 taken by its name: the first token of the transformer, without the mean and the dense layer of the folder.
 
-`stsb-en`: Su et al. 2021, arXiv:2103.15316, table 1, Spearman on STS-B test; what its transforms were fitted on, and the
-64 tokens of a text, are those of its code, github.com/bojone/BERT-whitening, eng/eval.py and eng/utils.py.
+`stsb-en`: Su et al. 2021, arXiv:2103.15316, table 1, Spearman on STS-B test; what its transforms were fitted on, and
+the 64 tokens of a text, are those of its code, github.com/bojone/BERT-whitening, eng/eval.py and eng/utils.py.
 """
 
 from __future__ import annotations
