@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 HASHES = "sha256.json"
+_LEFT_SECONDS = 86400  # no folder is filled for longer
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _RENAME_SWAP = 2  # sys/stdio.h of macOS
@@ -125,6 +127,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Where another process was faster, its folder stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed, if it is not at work any more
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield building

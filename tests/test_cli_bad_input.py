@@ -159,7 +159,14 @@ def test_model_that_is_not_there(tmp_path: Path, retr: Retr) -> None:
     (tmp_path / "empty").mkdir()
     failed(retr("index", "c.txt", "--model", "./empty"), 1, "has no config.json")
     offline = retr("index", "c.txt", "--model", "some/model")
-    failed(offline, 1, "no model 'some/model'", "no such folder, and the hub did not give it", "--model FOLDER")
+    failed(
+        offline,
+        1,
+        "no model 'some/model'",
+        "no such folder, it is not in the hub's cache",
+        "offline mode is on",
+        "--model FOLDER",
+    )
 
 
 class _Payload:

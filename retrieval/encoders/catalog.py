@@ -39,6 +39,8 @@ SUITED_TRANSFORM: dict[Family, str] = {"raw": "whiten", "tuned": "rotate"}
 Su, kexue.fm/archives/9079."""
 
 _QWEN_INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+# The authors give it for short queries that look for longer texts; pairs of questions are compared without.
+_BGE_INSTRUCTION = "为这个句子生成表示以用于检索相关文章："
 
 
 def _e5(size: str, source: str | None = None) -> CatalogEntry:
@@ -68,9 +70,9 @@ _ENTRIES = (
     CatalogEntry("simbert-tiny", "WangZeJun/simbert-tiny-chinese", "tuned", "cls"),
     CatalogEntry("roformer-sim-base", "junnyu/roformer_chinese_sim_char_base", "tuned", "cls"),
     CatalogEntry("roformer-sim-ft-base", "junnyu/roformer_chinese_sim_char_ft_base", "tuned", "cls"),
-    CatalogEntry("bge-small-zh", "BAAI/bge-small-zh-v1.5", "tuned", OWN),
-    CatalogEntry("bge-base-zh", "BAAI/bge-base-zh-v1.5", "tuned", OWN),
-    CatalogEntry("bge-large-zh", "BAAI/bge-large-zh-v1.5", "tuned", OWN),
+    CatalogEntry("bge-small-zh", "BAAI/bge-small-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
+    CatalogEntry("bge-base-zh", "BAAI/bge-base-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
+    CatalogEntry("bge-large-zh", "BAAI/bge-large-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
     CatalogEntry("bge-m3", "BAAI/bge-m3", "tuned", OWN),
     CatalogEntry("gte-base-zh", "thenlper/gte-base-zh", "tuned", OWN),
     CatalogEntry("gte-large-zh", "thenlper/gte-large-zh", "tuned", OWN),

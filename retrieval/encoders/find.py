@@ -105,6 +105,19 @@ def _download(hub_id: str, note: Note) -> Path:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
     except Exception as error:  # offline, unknown, gated: each with an exception of its own
         raise EncoderError(
-            f"no model {hub_id!r}: there is no such folder, and the hub did not give it ({type(error).__name__}). "
+            f"no model {hub_id!r}: there is no such folder, it is not in the hub's cache on this machine, and the hub "
+            f"did not give it ({_reason(error)}). "
             f"Give a folder with --model FOLDER, or a name that retr models lists as ready"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong on the way to the hub, in a few words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if "offline" in type(cause).__name__.lower():
+            return "the hub's offline mode is on"
+        if "connect" in type(cause).__name__.lower() or isinstance(cause, ConnectionError):
+            return f"no network: {str(cause).splitlines()[0] if str(cause) else type(cause).__name__}"
+        cause = cause.__cause__
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
