@@ -106,12 +106,12 @@ def _download(hub_id: str, note: Note) -> Path:
     except Exception as error:  # offline, unknown, gated: each with an exception of its own
         raise EncoderError(
             f"no model {hub_id!r}: there is no such folder, it is not in the hub's cache on this machine, and the hub "
-            f"did not give it ({_reason(error)}). "
+            f"did not give it ({hub_reason(error)}). "
             f"Give a folder with --model FOLDER, or a name that retr models lists as ready"
         ) from error
 
 
-def _reason(error: Exception) -> str:
+def hub_reason(error: BaseException) -> str:
     """What went wrong on the way to the hub, in a few words."""
     cause: BaseException | None = error
     while cause is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from retrieval.corpus.files import find_files
 from retrieval.encoders import catalog
-from retrieval.encoders.find import check_path, find_model, model_here
+from retrieval.encoders.find import check_path, find_model, hub_reason, model_here
 from retrieval.encoders.fusion import parse_fusion
 from retrieval.encoders.load import check_backend
 from retrieval.errors import CorpusError, EncoderError, UsageError
@@ -156,7 +156,7 @@ def _absence(row: Row, source: str | None, options: ReproduceOptions, progress: 
     try:
         find_model(source, progress.note)
     except EncoderError as error:
-        why = type(error.__cause__ or error).__name__
+        why = hub_reason(error.__cause__ or error)
         return (
             f"the weights {source}, which the hub did not give ({why}): try again, "
             f"or give a folder with --model {weights.key}=FOLDER"
