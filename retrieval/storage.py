@@ -49,6 +49,18 @@ def cached_sha256(path: Path) -> str:
     return digest
 
 
+def tree_sha256(path: Path) -> str:
+    """Of a file's content, or of the names and contents of all files below a folder but hidden ones; remembered."""
+    if path.is_file():
+        return cached_sha256(path)
+    files = {
+        file.relative_to(path).as_posix(): cached_sha256(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    }
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
 def remember_sha256(path: Path, sha256: str) -> None:
     """Let cached_sha256 answer for the file as it is now without reading it."""
     memory, key = _memory(path)

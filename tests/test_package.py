@@ -13,7 +13,9 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +73,7 @@ def test_faiss_and_torch_are_imported_only_where_they_are_owned() -> None:
         "faiss": {"index/vectors.py"},
         "torch": {f"encoders/{name}.py" for name in TORCH_MODULES} | {"transforms/flow_training.py"},
         "gensim": {"encoders/word2vec.py"},
-        "openvino": {"encoders/runtime.py"},
+        "openvino": {"encoders/compiled.py", "encoders/runtime.py"},
         "onnxruntime": {"encoders/runtime.py"},
         "matplotlib": {"evaluation/drawing.py"},
         "typer": None,
@@ -160,26 +162,48 @@ def test_sample_pairs_are_half_paraphrases_of_other_words_and_half_look_alikes()
     assert sum(other) / len(other) > 0.6
 
 
+def _commands() -> dict[str, set[str]]:
+    """Every command of `retr`, such as `transform fit`, with its options as the command line takes them."""
+    import typer
+
+    from retrieval.cli.app import app
+
+    def walk(command: Any, name: str) -> Iterator[tuple[str, set[str]]]:
+        if subcommands := getattr(command, "commands", None):
+            for word, sub in subcommands.items():
+                yield from walk(sub, f"{name} {word}".strip())
+        else:
+            yield (
+                name,
+                {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)},
+            )
+
+    return dict(walk(typer.main.get_command(app), ""))
+
+
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in ("index", "query", "info", "models", "demo", "eval", "sweep"):
+    for command in _commands():
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 
-def test_options_in_the_readme_exist() -> None:
-    from retrieval.cli.build import index
-    from retrieval.cli.evaluate import evaluate
-    from retrieval.cli.info import info
-    from retrieval.cli.query import query
-    from retrieval.cli.sweep import sweep
+def test_every_help_ends_with_an_example() -> None:
+    from retrieval.cli.app import app
 
-    known = {"--help", "--version"}
-    for function in (index, query, info, evaluate, sweep):
-        for name in inspect.signature(function).parameters:
-            known.add("--" + name.removeprefix("as_").replace("_", "-"))
+    def texts(group: Any) -> Iterator[str]:
+        yield from (command.callback.__doc__ for command in group.registered_commands)
+        for sub in group.registered_groups:
+            yield from texts(sub.typer_instance)
+
+    for text in texts(app):
+        assert "Example: retr " in text.strip().splitlines()[-1], text
+
+
+def test_options_in_the_readme_exist() -> None:
+    known = {"--help", "--version"}.union(*_commands().values())
     for document in ("README.md", "README.zh.md"):
         text = (ROOT / document).read_text(encoding="utf-8")
         used = {

@@ -132,6 +132,12 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
     )
 
 
+def splits_there(name: str, folder: Path) -> list[str]:
+    """The labelled splits of a set that lie in the data folder."""
+    dataset = DATASETS[name]
+    return [split for split in SPLITS if split not in dataset.unlabelled and _find(dataset, split, folder)]
+
+
 def is_test_file(name: str, md5: str, folder: Path | None) -> bool:
     """Whether a file of this md5 is the set's test split, as far as that lies in the data folder."""
     found = _find(DATASETS[name], "test", folder) if folder is not None else None

@@ -65,9 +65,9 @@ def as_table(results: Sequence[Result]) -> str:
 
 def as_markdown(results: Sequence[Result]) -> str:
     """The results on one set as a Markdown table between what was measured and the notes."""
-    lines = [_markdown_row(_HEADER), "|---|" + "---:|" * len(MEASURES)]
-    lines += [_markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in _rows(results)]
-    about, notes = ([f"- {markdown(line)}" for line in part] for part in (_about(results), _notes(results)))
+    lines = [markdown_row(_HEADER), "|---|" + "---:|" * len(MEASURES)]
+    lines += [markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in _rows(results)]
+    about, notes = ([f"- {markdown_text(line)}" for line in part] for part in (_about(results), _notes(results)))
     return "\n".join([*about, "", *lines, "", *notes]) + "\n"
 
 
@@ -163,12 +163,13 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
 
 
-def markdown(text: str) -> str:
-    """A text in a Markdown table's cell."""
+def markdown_text(text: str) -> str:
+    """A text in which Markdown sees nothing but text."""
     return "".join("\\" + character if character in "|*`_<" else character for character in text)
 
 

@@ -88,15 +88,32 @@ class EncodedTexts:
         return embeddings[embeddings.any(axis=1)]
 
     def cosines(self, first: Sequence[str], second: Sequence[str], transform: Transform | None = None) -> Floats:
-        """The cosine of each pair's transformed vectors: float64, shape (n,), exactly 1 for a text with itself."""
-        blocks = [np.empty(0)]
-        for start in range(0, len(first), _BLOCK_ROWS):
-            one, other = (
-                unit_vectors(self.of(side[start : start + _BLOCK_ROWS]), transform).astype(np.float64)
-                for side in (first, second)
-            )
-            # The float32 vectors are of unit length but for their rounding.
-            squares = (one * one).sum(axis=1) * (other * other).sum(axis=1)
-            products = (one * other).sum(axis=1)
-            blocks.append(products / np.sqrt(np.where(squares > 0, squares, 1)))
-        return np.concatenate(blocks).clip(-1, 1)
+        """The cosine of each pair's transformed vectors; see `pair_cosines`."""
+        one, other = (np.array([self._row[text] for text in side], dtype=np.int64) for side in (first, second))
+        return pair_cosines(self._embeddings, one, other, transform)
+
+
+def pair_cosines(
+    embeddings: NDArray[np.float32],
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+    transform: Transform | None = None,
+) -> Floats:
+    """The cosine of each pair's transformed vectors: float64, shape (n,), exactly 1 for a text with itself.
+
+    Parameters
+    ----------
+    embeddings : float32, shape (texts, d)
+    first, second : rows of the two sentences of each pair, shape (n,)
+    """
+    blocks = [np.empty(0)]
+    for start in range(0, len(first), _BLOCK_ROWS):
+        one, other = (
+            unit_vectors(embeddings[side[start : start + _BLOCK_ROWS]], transform).astype(np.float64)
+            for side in (first, second)
+        )
+        # The float32 vectors are of unit length but for their rounding.
+        squares = (one * one).sum(axis=1) * (other * other).sum(axis=1)
+        products = (one * other).sum(axis=1)
+        blocks.append(products / np.sqrt(np.where(squares > 0, squares, 1)))
+    return np.concatenate(blocks).clip(-1, 1)
