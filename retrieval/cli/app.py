@@ -13,6 +13,7 @@ from retrieval.cli.evaluate import evaluate
 from retrieval.cli.info import info
 from retrieval.cli.models import models
 from retrieval.cli.query import query
+from retrieval.cli.transform import transform
 
 app = typer.Typer(
     name="retr",
@@ -45,3 +46,4 @@ def _global(
 for command in (index, query, info, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(transform, name="transform")
