@@ -4,19 +4,21 @@
     python benchmarks/bench_whiten.py --rows 1000000 --skip "scikit-learn, full"
 
 Rows are float32 normal vectors with a falling spectrum (standard deviations 1 to 1/30) about a mean of each of the
-norms given, in a file that is removed at the end (3.1 GB for 1,000,000 x 768). Each side reads it, by chunks or whole as
-it can, and reading is counted. The measure is `X.T @ X`, float32, over the same chunks: a side's time is also given as a
-multiple of the measure's in the same turn; reading alone is a row of its own. Accuracy is the largest |W^T C W - I|, W
-being the side's own kernel (scaled to the divisor n) and C the covariance of the same rows in float64. Extra memory, in
-MiB, is the highest resident size while a side runs, less that while the measure runs; a side that wants all rows at once
-holds them, and they are counted. The sides named by --few see the first --few-rows rows only, and are measured against
-the measure and the covariance of those.
+norms given, in a file that is removed at the end (3.1 GB for 1,000,000 x 768). Each side reads it, by chunks or whole
+as it can, and reading is counted. The measure is `X.T @ X`, float32, over the same chunks: a side's time is also
+given as a multiple of the measure's in the same turn; reading alone is a row of its own. Accuracy is the largest |W^T
+C W - I|, W being the side's own kernel (scaled to the divisor n) and C the covariance of the same rows in float64.
+Extra memory, in MiB, is the highest resident size while a side runs, less that while the measure runs; a side that
+wants all rows at once holds them, and they are counted. The sides named by --few see the first --few-rows rows only,
+and are measured against the measure and the covariance of those.
 Results go to benchmarks/results/whiten.json. Needs: pip install '.[bench]'.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import statistics
 import sys
@@ -251,6 +253,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def run(side: Callable[[Rows], Floats | None], rows: Rows) -> tuple[Floats | None, float, float]:
     """What a side gives, its seconds, and the highest resident size meanwhile in MiB."""
+    release_memory()
     peak = Peak()
     peak.start()
     started = time.perf_counter()
@@ -260,6 +263,13 @@ def run(side: Callable[[Rows], Floats | None], rows: Rows) -> tuple[Floats | Non
         return kernel, time.perf_counter() - started, peak.stop()
     finally:
         peak.stop()
+
+
+def release_memory() -> None:
+    """Give back what is free in the heap: else a side's need is hidden by what those before it left."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def main() -> None:
