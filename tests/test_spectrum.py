@@ -40,8 +40,8 @@ def test_shares_are_those_of_the_eigenvalues_and_the_cuts_are_marked() -> None:
     axis = lines[-7]
     assert axis.split() == ["64", "100", "128", "256", "300"]
     for m in shares:
-        # 70 columns for 300 directions
-        assert axis.index(str(m)) == 9 + (m - 1) * 70 // 300
+        # 68 columns for 300 directions: 9 before them, and 2 behind for the last mark's digits
+        assert axis.index(str(m)) == 9 + (m - 1) * 68 // 300
 
 
 def test_columns_fall_from_the_top_to_one_eighth() -> None:

@@ -75,7 +75,8 @@ def spectrum_lines(spectrum: dict[str, Any], width: int, blocks: str = _BLOCKS) 
     lines = textwrap.wrap(f"spectrum: {len(eigenvalues)} directions, rank {rank}, eigenvalues about {about}", width)
     if rank == 0:
         return [*lines, "all vectors are equal, or there is one: nothing to draw"]
-    columns = min(width - _GUTTER, len(eigenvalues))
+    digits = len(str(len(eigenvalues)))  # the last mark begins below the last column
+    columns = min(width - _GUTTER - digits + 1, len(eigenvalues))
     first = np.arange(columns) * len(eigenvalues) // columns  # the largest eigenvalue of each column's
     heights = _heights(eigenvalues[first], eigenvalues[0], eigenvalues[rank - 1])
     heights[first >= rank] = 0
@@ -86,7 +87,7 @@ def spectrum_lines(spectrum: dict[str, Any], width: int, blocks: str = _BLOCKS) 
     marks = sorted({*(mark for mark in MARKS if mark < rank), rank, *([kept] if kept else [])})
     lines.append(_axis(marks, kept, len(eigenvalues), columns))
     shares = np.cumsum(eigenvalues) / eigenvalues.sum()
-    bar = max(10, width - 36)
+    bar = width - _GUTTER - len("100.00%   kept")
     lines.append(f"{'m':>{_GUTTER - 1}}   share of the sum")
     for mark in marks:
         filled = round(float(shares[mark - 1]) * bar * 8)
@@ -105,7 +106,7 @@ def _heights(values: NDArray[np.float64], highest: float, lowest: float) -> NDAr
 
 def _axis(marks: list[int], kept: int | None, directions: int, columns: int) -> str:
     """The marks below their columns; one that has no place left is left out, the kept one last."""
-    line = [" "] * (columns + len(str(directions)))
+    line = [" "] * (columns + len(str(directions)) - 1)
     for mark in sorted(marks, key=lambda mark: mark != kept):
         text = str(mark)
         start = (mark - 1) * columns // directions
