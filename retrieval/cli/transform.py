@@ -36,7 +36,10 @@ ColumnOption = Annotated[
 @transform.command()
 def fit(
     vectors: Annotated[
-        list[Path], typer.Argument(help="Files of vectors: .npy, shape (n, d), or Parquet; float16, float32, float64.")
+        list[Path],
+        typer.Argument(
+            metavar="VECTORS...", help="Files of vectors: .npy, shape (n, d), or Parquet; float16, float32, float64."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The transform: a .safetensors file.")],
     spec: Annotated[
@@ -114,7 +117,7 @@ def apply(
     path: Annotated[
         Path, typer.Argument(metavar="TRANSFORM", help="What fit wrote, or an index's transform.safetensors.")
     ],
-    vectors: Annotated[Path, typer.Argument(help="A .npy or Parquet file of vectors.")],
+    vectors: Annotated[Path, typer.Argument(metavar="VECTORS", help="A .npy or Parquet file of vectors.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A file of the same kind, written whole or not at all.")
     ],

@@ -93,7 +93,7 @@ class NpyVectors:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            self._array = self._mapped()
         except (ValueError, EOFError, OSError) as error:
             raise TransformError(f"{path} {_not_npy(path, error)}") from None
         if self._array.dtype.kind != "f" or self._array.dtype.itemsize > 8:
@@ -115,7 +115,12 @@ class NpyVectors:
         """All rows, as float32; see VectorFile."""
         size = _chunk_rows(self._array.shape[1])
         for start in range(0, self.rows, size):
-            yield _checked(self._array[start : start + size], self.path, start)
+            # Mapped anew: pages that were read count as memory until then.
+            yield _checked(self._mapped()[start : start + size], self.path, start)
+
+    def _mapped(self) -> NDArray[Any]:
+        array: NDArray[Any] = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return array
 
     def write_mapped(self, output: Path, mapped: Map, m: int, tell: Tell) -> None:
         """Write another .npy file of the same dtype; see VectorFile."""
@@ -139,7 +144,7 @@ class ParquetVectors:
 
         self.path = path
         try:
-            self._file = pq.ParquetFile(path, memory_map=True)
+            self._file = pq.ParquetFile(path, memory_map=True)  # else a row group is read whole
         except (pa.ArrowInvalid, OSError) as error:
             raise TransformError(f"{path} is not a Parquet file: {error}") from None
         schema = self._file.schema_arrow
