@@ -196,13 +196,17 @@ def test_whitening_equals_scikit_learns_up_to_sign_and_its_n_minus_1() -> None:
     np.testing.assert_allclose(ours * signs, expected, atol=2e-4)
 
 
-def test_whitening_equals_the_papers_own_formula_in_its_cosines() -> None:
+def test_whitening_equals_the_papers_own_formula() -> None:
     # Su et al. 2021, algorithm 1: mu, Sigma, U Lambda U^T = Sigma, W = U Lambda^(-1/2), x' = (x - mu) W[:, :k]
     rows = sample(300).astype(np.float64)
     mu = rows.mean(axis=0)
     u, eigenvalues, _ = np.linalg.svd(np.cov(rows.T))
     papers = (rows - mu) @ (u @ np.diag(eigenvalues**-0.5))[:, :6]
     transform, _ = Whitening.fit(moments_of(rows.astype(np.float32)), 6)
+    # numpy's covariance divides by n - 1, ours by n
+    ours = transform.transform(rows.astype(np.float32)) * np.sqrt((len(rows) - 1) / len(rows))
+    np.testing.assert_allclose(ours * np.sign((ours * papers).sum(axis=0)), papers, atol=2e-4)
+    # and in its cosines, with neither sign nor scale
     ours = unit_vectors(rows.astype(np.float32), transform)
     papers /= np.linalg.norm(papers, axis=1, keepdims=True)
     np.testing.assert_allclose(ours @ ours.T, papers @ papers.T, atol=1e-4)

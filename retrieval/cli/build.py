@@ -119,7 +119,7 @@ def index(
     seconds = time.perf_counter() - started
     if explain:
         for line in draw_spectrum(index_spectrum(target, manifest, progress), sys.stderr):
-            progress.note(line)
+            typer.echo(line, err=True)
     if as_json:
         print_json({"path": str(target), "seconds": round(seconds, 2), **manifest.to_json()})
         return

@@ -99,7 +99,7 @@ def fit(
             progress.note(f"rows of zeros, left out: {zeros:,}")
         if explain:
             for line in draw_spectrum(moments_spectrum(split.whole(), info["beta"], info["eps"], fitted.m), sys.stderr):
-                progress.note(line)
+                typer.echo(line, err=True)
     fitted.save(output)
     seconds = time.perf_counter() - started
     if as_json:
