@@ -203,7 +203,19 @@ def test_fit_and_apply_from_the_command_line(tmp_path: Path, retr: Retr) -> None
     rows = vectors()
     write(tmp_path / "a.npy", rows[:150])
     write(tmp_path / "b.parquet", rows[150:])
-    done = retr("transform", "fit", "a.npy", "b.parquet", "-o", "t.safetensors", "--transform", "soft-5", "--explain")
+    done = retr(
+        "transform",
+        "fit",
+        "a.npy",
+        "b.parquet",
+        "-o",
+        "t.safetensors",
+        "--transform",
+        "soft-5",
+        "--explain",
+        "--vector-column",
+        "vector",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("t.safetensors: soft-5, 12 -> 5 dimensions, fitted on 400 vectors, ")
     assert "spectrum: 12 directions, rank 12" in done.stderr
@@ -267,6 +279,7 @@ def test_an_indexs_own_transform_gives_the_vectors_it_holds(
         ("apply t.safetensors w.npy -o o.npy", 1, "w.npy holds vectors of 3 dimensions, and t.safetensors was .*12"),
         ("apply v.npy v.npy -o o.npy", 1, "v.npy is not a transform"),
         ("apply . v.npy -o o.npy", 2, "transform '.' is a folder: name the transform.safetensors in it"),
+        ("apply t.safetensors . -o o.npy", 2, "vectors '.' is a folder; expected a .npy or .parquet file"),
         ("apply none v.npy -o o.npy", 2, "transform 'none': no such file"),
         ("apply t.safetensors v.npy -o o.npy --vector-column a", 2, "--vector-column a is for Parquet"),
         ("fit v.npy -o t.safetensors --transform auto", 2, "--transform auto asks which encoder made the vectors"),

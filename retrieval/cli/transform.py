@@ -67,7 +67,7 @@ def fit(
     """
     from retrieval.cli.spectrum import draw_spectrum, moments_spectrum
     from retrieval.transforms.base import Transform
-    from retrieval.transforms.files import check_output, open_vectors
+    from retrieval.transforms.files import NPY, PARQUET, check_output, open_vectors
     from retrieval.transforms.fitting import fit_flow, fit_whitening, gather_moments
     from retrieval.transforms.spec import AUTO, FlowSpec, parse_transform
 
@@ -79,7 +79,8 @@ def fit(
     if explain and isinstance(wanted, FlowSpec):
         raise UsageError("--explain draws what M dimensions keep, and a flow keeps all: leave it out")
     check_output(output, vectors, ".safetensors")
-    files = [open_vectors(path, vector_column) for path in vectors]
+    mixed = any(path.suffix.lower() == PARQUET for path in vectors)
+    files = [open_vectors(path, None if mixed and path.suffix.lower() == NPY else vector_column) for path in vectors]
     dimension = _dimension(files)
     rows = sum(file.rows for file in files)
 

@@ -74,7 +74,8 @@ def open_vectors(path: Path, column: str | None = None) -> VectorFile:
         It is not what its suffix says, or holds no vectors.
     """
     if not path.is_file():
-        raise UsageError(f"vectors '{path}': no such file; expected a .npy or .parquet file")
+        what = " is a folder" if path.is_dir() else ": no such file"
+        raise UsageError(f"vectors '{path}'{what}; expected a .npy or .parquet file")
     suffix = path.suffix.lower()
     if suffix not in (NPY, PARQUET):
         raise UsageError(f"vectors '{path}': expected a .npy or .parquet file, got {path.suffix or 'no suffix'}")
