@@ -51,6 +51,15 @@ WORDS: dict[str, dict[str, Any]] = {
             "peer is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
             "{numpy:.2f} s; {where}; `{command}`):"
         ),
+        "whiten": (
+            "Fitting a whitening of {dimension} dimensions on float32 vectors from disk, reading included (median of "
+            "{repeats}, in turn in one process; x is against one `X.T @ X` over the same chunks of the same rows, "
+            "{measure:.1f} s for {rows:,}; memory is what comes on top of its; accuracy is the largest |W'CW - I| for "
+            "means of norm {means}; {where}; `{command}`):"
+        ),
+        "whiten_head": ("", "rows", "seconds", "x", "extra MiB"),
+        "whiten_mean": "at mean {mean}",
+        "whiten_fails": "fails",
         "query_head": (
             "model",
             "",
@@ -96,6 +105,14 @@ WORDS: dict[str, dict[str, Any]] = {
             "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；"
             "{where}；`{command}`）："
         ),
+        "whiten": (
+            "从磁盘上的 float32 向量拟合 {dimension} 维白化，含读取（同一进程里轮流做，取 {repeats} 次的中位数；"
+            "倍数是与对同样的块做一次 `X.T @ X` 相比，{rows:,} 行需 {measure:.1f} 秒；内存是比它多用的部分；"
+            "精度是均值的模为 {means} 时的最大 |W'CW - I|；{where}；`{command}`）："
+        ),
+        "whiten_head": ("", "行数", "秒", "倍数", "多用的 MiB"),
+        "whiten_mean": "均值 {mean}",
+        "whiten_fails": "失败",
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
     },
 }
@@ -129,7 +146,10 @@ def figures(readme: str) -> str:
         where=_where(titles),
         command=command,
     )
-    return "\n".join([*lines, "", whole, "", *_encode_table(words), "", *_query_table(words)])
+    tables = [*_encode_table(words), "", *_query_table(words)]
+    if (RESULTS / "whiten.json").exists():
+        tables += ["", *_whiten_table(words)]
+    return "\n".join([*lines, "", whole, "", *tables])
 
 
 def _encode_table(words: dict[str, Any]) -> list[str]:
@@ -182,6 +202,37 @@ def _query_table(words: dict[str, Any]) -> list[str]:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _whiten_table(words: dict[str, Any]) -> list[str]:
+    result = _result("whiten")
+    means = [f"{mean:g}" for mean in result["means"]]
+    about = {
+        **result,
+        "measure": result["measure"]["seconds"][str(result["rows"])],
+        "means": ", ".join(means),
+        "where": _where(result),
+        "command": f"python benchmarks/bench_whiten.py --rows {result['rows']} --repeats {result['repeats']}",
+    }
+    lines = [words["whiten"].format(**about), ""]
+    lines += _head((*words["whiten_head"], *(words["whiten_mean"].format(mean=mean) for mean in means)))
+    for side, row in result["sides"].items():
+        cells = [side, f"{row['rows']:,}"]
+        if "failed" in row:
+            cells += [row["failed"], "", "", *("" for _ in means)]
+        else:
+            cells += [f"{row['seconds']['median']:.1f}", f"{row['ratio']['median']:.2f}", f"{row['extra_mib']:,.0f}"]
+            cells += [_loss(row["loss"], mean, words["whiten_fails"]) for mean in means]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _loss(losses: dict[str, float | None], mean: str, fails: str) -> str:
+    """Of a side that has none, nothing; of one whose kernel is not finite, that it fails."""
+    if mean not in losses:
+        return ""
+    loss = losses[mean]
+    return fails if loss is None else f"{loss:.1e}"
 
 
 def _result(name: str) -> dict[str, Any]:

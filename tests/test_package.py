@@ -13,11 +13,10 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import commands
 
 import retrieval
 from retrieval.sample import corpus_file, pairs_file
@@ -162,48 +161,17 @@ def test_sample_pairs_are_half_paraphrases_of_other_words_and_half_look_alikes()
     assert sum(other) / len(other) > 0.6
 
 
-def _commands() -> dict[str, set[str]]:
-    """Every command of `retr`, such as `transform fit`, with its options as the command line takes them."""
-    import typer
-
-    from retrieval.cli.app import app
-
-    def walk(command: Any, name: str) -> Iterator[tuple[str, set[str]]]:
-        if subcommands := getattr(command, "commands", None):
-            for word, sub in subcommands.items():
-                yield from walk(sub, f"{name} {word}".strip())
-        else:
-            yield (
-                name,
-                {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)},
-            )
-
-    return dict(walk(typer.main.get_command(app), ""))
-
-
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in _commands():
+    for command in commands():
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 
-def test_every_help_ends_with_an_example() -> None:
-    from retrieval.cli.app import app
-
-    def texts(group: Any) -> Iterator[str]:
-        yield from (command.callback.__doc__ for command in group.registered_commands)
-        for sub in group.registered_groups:
-            yield from texts(sub.typer_instance)
-
-    for text in texts(app):
-        assert "Example: retr " in text.strip().splitlines()[-1], text
-
-
 def test_options_in_the_readme_exist() -> None:
-    known = {"--help", "--version"}.union(*_commands().values())
+    known = {"--help", "--version"}.union(*commands().values())
     for document in ("README.md", "README.zh.md"):
         text = (ROOT / document).read_text(encoding="utf-8")
         used = {

@@ -15,6 +15,7 @@ from retrieval.cli.models import models
 from retrieval.cli.query import query
 from retrieval.cli.reproduce import reproduce
 from retrieval.cli.sweep import sweep
+from retrieval.cli.transform import transform
 
 app = typer.Typer(
     name="retr",
@@ -47,3 +48,4 @@ def _global(
 for command in (index, query, info, sweep, reproduce, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(transform, name="transform")

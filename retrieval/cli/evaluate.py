@@ -53,7 +53,11 @@ def evaluate(
     ] = None,
     pool: Annotated[str | None, typer.Option(help="Pooling of the models.")] = None,
     transform: Annotated[
-        str | None, typer.Option(help="none, whiten-M, rotate-M, soft-M or flow, of the models. Default: none.")
+        str | None,
+        typer.Option(
+            help="none, whiten-M, rotate-M, soft-M (M a number, or auto: chosen on what it is fitted on) or flow, of "
+            "the models. Default: none."
+        ),
     ] = None,
     fit: Annotated[
         str | None,

@@ -18,7 +18,7 @@ from retrieval.evaluation.measures import Measures, Thresholds, Value, differenc
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.transforms.base import Transform
-from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
+from retrieval.transforms.spec import NONE, AutoSpec, Spec
 from retrieval.types import NoProgress, Progress
 
 SEED = 0
@@ -46,7 +46,7 @@ class System:
 
     name: str
     load: Callable[[], tuple[Encoder, Transform | None, str]]
-    spec: TransformSpec | FlowSpec | None = None
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,12 @@ def _run(
         raise EncoderError(f"{system.name} knows nothing of the sentences of {pairs.title}: choose another model")
     if encoded.without_vector:
         progress.note(f"{encoded.without_vector:,} sentences of which {system.name} knows nothing: their cosine is 0")
-    if system.spec is not None:
-        transform, fitted_on = encoded.fit(system.spec, fit_texts), task.fit_name
+    spec, name = system.spec, transform_name or str(system.spec or NONE)
+    if isinstance(spec, AutoSpec):
+        spec = encoded.choose(spec, fit_texts, progress)
+        name = f"{spec} ({system.spec})"
+    if spec is not None:
+        transform, fitted_on = encoded.fit(spec, fit_texts), task.fit_name
     thresholds = None
     if tuning is not None:
         scores = encoded.cosines(tuning.first, tuning.second, transform)
@@ -184,7 +188,7 @@ def _run(
         "backend": encoder.backend,
         "precision": encoder.precision,
         "fingerprint": encoder.fingerprint,
-        "transform": transform_name or (str(system.spec) if system.spec else NONE),
+        "transform": name,
         "fitted_on": fitted_on,
     }
     return Result(task, described, measures, thresholds, resamples)

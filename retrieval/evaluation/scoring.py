@@ -11,10 +11,13 @@ from retrieval.encoders.base import Encoder
 from retrieval.evaluation.correlation import Floats
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
+from retrieval.transforms.choice import choose_m
+from retrieval.transforms.fitting import curve_lines
 from retrieval.transforms.flow import Flow
+from retrieval.transforms.held_out import SplitMoments
 from retrieval.transforms.moments import Moments
-from retrieval.transforms.spec import FlowSpec, TransformSpec
-from retrieval.transforms.whitening import Whitening
+from retrieval.transforms.spec import AutoSpec, FlowSpec, TransformSpec
+from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
 from retrieval.types import NoProgress, Progress
 
 _BLOCK_ROWS = 4096
@@ -66,6 +69,22 @@ class EncodedTexts:
         moments.update(self._known(texts))
         return moments
 
+    def choose(self, spec: AutoSpec, texts: Sequence[str], progress: Progress | None = None) -> TransformSpec:
+        """The smallest m by the distinct texts given, as an index of them would have it; `progress` is told the curve.
+
+        Raises
+        ------
+        TransformError
+            The texts are too few.
+        """
+        known = self._known(texts)
+        split = SplitMoments(known.shape[1], exact=spec.eps < DEFAULT_EPS)
+        split.update(known)
+        choice = choose_m(spec, split, lambda: [known])
+        for line in curve_lines(str(spec), choice):
+            (progress or NoProgress()).note(line)
+        return spec.at(choice.m)
+
     def fit(self, spec: TransformSpec | FlowSpec, texts: Sequence[str], moments: Moments | None = None) -> Transform:
         """Fit a transform on the distinct texts given; those without a vector do not count.
 
@@ -84,6 +103,7 @@ class EncodedTexts:
         return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)[0]
 
     def _known(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The embeddings of the distinct texts that have one."""
         embeddings = self.of(list(dict.fromkeys(texts)))
         return embeddings[embeddings.any(axis=1)]
 
