@@ -133,8 +133,9 @@ def export_faiss(index: Path, output: Path, *, progress: Progress | None = None)
     """Write one FAISS file that answers raw embeddings alone: linear transform, normalisation, index.
 
     `faiss.read_index(output).search(embeddings, k)` gives the rows and scores of a search of `index`; the raw
-    embeddings are those of the index's encoder, float32, shape (q, d), in any length. Beside it goes a Parquet file of
-    the rows' ids, texts and kept columns, in row order.
+    embeddings are those of the index's encoder as it gives them, float32, shape (q, d); a row of zeros, of a text of
+    which the encoder knows nothing, should not be asked. Beside the file goes a Parquet file of the rows' ids, texts
+    and kept columns, in row order.
 
     Returns
     -------

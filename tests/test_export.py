@@ -15,6 +15,7 @@ import torch
 from conftest import HIDDEN, LAYERS, Retr, make_tiny_model, random_texts, write_jsonl
 
 import retrieval
+from retrieval.encoders import st_export
 from retrieval.encoders.load import load_encoder, resolve_settings
 from retrieval.encoders.st_export import MARK, TOLERANCE
 from retrieval.errors import EncoderError, IndexFolderError, TransformError
@@ -199,6 +200,17 @@ def test_an_export_is_replaced_and_anything_else_is_kept(tiny_model: Path, tmp_p
     with pytest.raises(EncoderError):
         export_st(tmp_path / "st", settings=resolve_settings(tiny_model, pooling="pooler", normalize="lower"))
     assert json.loads((tmp_path / "st" / MARK).read_text(encoding="utf-8"))["pooling"] == "max"
+
+
+def test_vectors_that_differ_are_not_written(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve_settings(tiny_model, pooling="max")
+    written = st_export._write_pooling
+    monkeypatch.setattr(st_export, "_write_pooling", lambda folder, hidden, mode: written(folder, hidden, "mean"))
+    with pytest.raises(EncoderError, match=r"makes other vectors .* nothing was written"):
+        export_st(tmp_path / "st", settings=settings)
+    assert not (tmp_path / "st").exists()
+    monkeypatch.setattr(st_export.importlib.util, "find_spec", lambda name: None)
+    assert export_st(tmp_path / "st", settings=settings).largest_difference is None
 
 
 def build(tmp_path: Path, model: Path, **options: Any) -> retrieval.Index:

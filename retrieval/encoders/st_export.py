@@ -8,6 +8,7 @@ y = (x - beta mu) W is a Dense with weight W^T, bias -beta mu W and no activatio
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from retrieval import __version__
 from retrieval.encoders.base import Encoder, TextKind
@@ -131,18 +133,25 @@ def largest_difference(
 ) -> float | None:
     """Load the folder with sentence-transformers and compare: the largest difference of two unit vectors' values.
 
-    None where the library is not installed. Texts are asked both as documents and as queries.
+    None where the library is not installed; EncoderError where it cannot run the folder. Texts are asked both as
+    documents and as queries.
     """
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return None
+    kinds: tuple[TextKind, ...] = ("document", "query")
     try:
         with warnings.catch_warnings(), quiet_transformers(), _quiet_library():
             warnings.simplefilter("ignore")  # what the library warns of at import is not ours
             from sentence_transformers import SentenceTransformer
 
             library = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-            kinds: tuple[TextKind, ...] = ("document", "query")
             theirs = [np.asarray(library.encode(list(texts), prompt_name=kind)) for kind in kinds]
-    except ImportError:
-        return None
+    except Exception as error:  # every model class has failures of its own
+        detail = " ".join(str(error).split())[:150]
+        raise EncoderError(
+            f"sentence-transformers cannot run the export ({type(error).__name__}: {detail}): nothing was written; "
+            f"--no-check writes it all the same"
+        ) from error
     from retrieval.transforms.apply import unit_vectors
 
     applied = None if raw else transform
@@ -197,8 +206,11 @@ def _static_chain(encoder: StaticEncoder, folder: Path) -> list[str]:
 def _chain(encoder: TransformerEncoder, folder: Path) -> list[str]:
     """Write the transformer, and the modules up to the raw embedding."""
     settings, states = encoder.settings, averaged_states(encoder.settings.pooling)
-    with quiet_transformers():
-        encoder.model.save_pretrained(folder)
+    try:
+        with quiet_transformers():
+            encoder.model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(f"the weights cannot be written (is the disk full?): {error}") from error
     for path in folder.iterdir():
         make_readable(path)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
