@@ -13,7 +13,6 @@ from retrieval.cli.output import TerminalProgress, print_json, print_line
 from retrieval.errors import UsageError
 
 export = typer.Typer(
-    help="Write what an index searches with in a form that other programs read.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
