@@ -40,6 +40,9 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(envvar="RETR_DATA", help="Folder of the data sets.", metavar="DIR")
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Take sets that the folder has not from the Hugging Face hub, once.")
+    ] = False,
     split: Annotated[
         str | None, typer.Option(help="Split that is measured: test, dev or train. Default: test; dev for afqmc.")
     ] = None,
@@ -82,20 +85,25 @@ def evaluate(
     as_json: JsonOption = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table a set.")] = False,
     as_latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular a set.")] = False,
+    mteb: Annotated[
+        Path | None,
+        typer.Option(help="Write each set's result as the package mteb does: DIR/LCQMC.json.", metavar="DIR"),
+    ] = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Measure how well cosines match labelled pairs: Pearson, Spearman, AUC, accuracy, F1, with 95 % intervals.
 
     The threshold of accuracy and F1 never comes from the pairs that are measured, and nothing is fitted on them.
-    Nothing is downloaded; where a set can be had is said when it is missing.
+    Nothing is downloaded unless --download asks for it; where a set can be had is said when it is missing.
 
     Example: retr eval lcqmc --data DIR --transform whiten-256
     """
     from retrieval.evaluation import report
-    from retrieval.evaluation.datasets import DATASETS
+    from retrieval.evaluation.datasets import DATASETS, SPLITS, fetch_dataset
     from retrieval.evaluation.evaluate import evaluate as run
     from retrieval.evaluation.evaluate import make_task
+    from retrieval.evaluation.mteb import check_folder, check_tasks, write_mteb_results
 
     if as_json + as_markdown + as_latex > 1:
         raise UsageError("--json, --markdown and --latex exclude each other: give one")
@@ -113,11 +121,23 @@ def evaluate(
     if fit is not None and not needs_fit:
         raise UsageError(f"--fit {fit}: there is nothing to fit; give --transform whiten-M, rotate-M or soft-M")
     systems += [_index_system(path, device, trust_remote_code, progress) for path in index or []]
+    if download:
+        for dataset in (DATASETS[source.lower()] for source in sources if source.lower() in DATASETS):
+            asked = (split or dataset.measured, "dev", fit, threshold_from)
+            fetch_dataset(dataset.name, [name for name in SPLITS if name in asked], data, progress.note)
     tasks = [
         make_task(source, folder=data, split=split, threshold_from=threshold_from, fit=fit, needs_fit=needs_fit)
         for source in sources
     ]
-    for number, results in enumerate(run(tasks, systems, resamples=bootstrap, progress=progress)):
+    if mteb is not None:
+        mteb = mteb.expanduser()
+        check_folder(mteb)
+        check_tasks([task.pairs for task in tasks])
+    found = run(tasks, systems, resamples=bootstrap, distances=mteb is not None, progress=progress)
+    if mteb is not None:
+        for path in write_mteb_results([result for results in found for result in results], mteb):
+            progress.note(f"written: {path}")
+    for number, results in enumerate(found):
         if as_json:
             for result in results:
                 print_json(report.as_json(result))

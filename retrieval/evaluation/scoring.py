@@ -112,6 +112,20 @@ class EncodedTexts:
         one, other = (np.array([self._row[text] for text in side], dtype=np.int64) for side in (first, second))
         return pair_cosines(self._embeddings, one, other, transform)
 
+    def distances(
+        self, first: Sequence[str], second: Sequence[str], transform: Transform | None = None
+    ) -> dict[str, Floats]:
+        """The `euclidean` and `manhattan` distance of each pair's unit vectors: float64, shape (n,)."""
+        blocks: dict[str, list[Floats]] = {"euclidean": [np.empty(0)], "manhattan": [np.empty(0)]}
+        for start in range(0, len(first), _BLOCK_ROWS):
+            one, other = (
+                unit_vectors(self.of(side[start : start + _BLOCK_ROWS]), transform).astype(np.float64)
+                for side in (first, second)
+            )
+            blocks["euclidean"].append(np.sqrt(((one - other) ** 2).sum(axis=1)))
+            blocks["manhattan"].append(np.abs(one - other).sum(axis=1))
+        return {kind: np.concatenate(values) for kind, values in blocks.items()}
+
 
 def pair_cosines(
     embeddings: NDArray[np.float32],
