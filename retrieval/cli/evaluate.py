@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrieval.cli.evaluate_retrieval import RetrievalOptions, measure_runs, measure_search
+from retrieval.cli.evaluate_retrieval import RetrievalOptions, measure_indexes, measure_runs, measure_search
 from retrieval.cli.options import (
     BackendOption,
     DebugOption,
@@ -164,9 +164,18 @@ def evaluate(
         task_out,
     )
     if search.run:
-        for name, given in (("SET", sources), ("--model", model), ("-i", index), ("--transform", transform)):
+        encoding = {
+            "SET": sources,
+            "--model": model,
+            "-i": index,
+            "--transform": transform,
+            "--fit": fit,
+            "--pool": pool,
+        }
+        for name, given in encoding.items():
             if given:
-                raise UsageError(f"{name} {given[0]}: --run brings its results; nothing is encoded or searched")
+                shown = given if isinstance(given, str) else given[0]
+                raise UsageError(f"{name} {shown}: --run brings its results; nothing is encoded or searched")
         measure_runs(search, resamples=bootstrap, form=form)
         return
     models = None
@@ -183,6 +192,17 @@ def evaluate(
             raise UsageError(f"--threshold-from {threshold_from} is for pairs, and not for --retrieval")
         measured = [models.model(name, document_prompt) for name in names] if models else []
         _check_fit(fit, models)
+        if models is None and search.corpus is None and not sources:
+            measure_indexes(
+                search,
+                paths,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                resamples=bootstrap,
+                form=form,
+                progress=progress,
+            )
+            return
         measured += [index_model(path, device, trust_remote_code, progress) for path in paths]
         tasks = search.tasks(sources or [], data, split)
         measure_search(search, tasks, measured, fit=fit, folder=data, resamples=bootstrap, form=form, progress=progress)

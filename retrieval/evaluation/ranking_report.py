@@ -91,6 +91,8 @@ def _notes(results: Sequence[RankingResult]) -> list[str]:
         notes.append(f"{len(texts):,} {what}: {', '.join(one_line(text)[:60] for text in texts[:_NAMED])}{more}")
     for number, result in enumerate(results, 1):
         system, which = result.system, f"{number}: " if len(results) > 1 else ""
+        if "documents" in system:
+            notes.append(f"{which}an index of {system['documents']:,} documents, asked of its own")
         if "dimension" not in system:
             continue
         prompts = f"prompts {system['query_prompt']!r} (query) and {system['document_prompt']!r} (document)"

@@ -23,6 +23,7 @@ from retrieval.evaluation.ranking import measure_names, measure_queries, without
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.evaluation.tasks import RetrievalTask, Source, make_retrieval_task
 from retrieval.index.vectors import VectorIndex
+from retrieval.search import Index
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
 from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
@@ -151,21 +152,33 @@ def evaluate_retrieval(
     return found
 
 
+def search_index(index: Index, queries: Mapping[str, str], depth: int = DEPTH) -> Run:
+    """Ask an index of its own documents, as `retr query` does.
+
+    Parameters
+    ----------
+    queries : query_id -> text.
+    depth : documents a query.
+    """
+    hits = index.search(list(queries.values()), k=depth)
+    return {query: {hit.doc_id: hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
+
+
 def evaluate_runs(
     path: Path,
     qrels: Qrels,
-    runs: Mapping[str, Run],
+    runs: Sequence[tuple[dict[str, Any], Run]],
     *,
     cutoffs: Sequence[int] = CUTOFFS,
     depth: int | None = None,
     resamples: int = 1000,
 ) -> list[RankingResult]:
-    """Measure runs that other programs made.
+    """Measure runs that were made already.
 
     Parameters
     ----------
     path : of the qrels.
-    runs : name -> run.
+    runs : systems, each described by `name` and `transform` at least, with what they found.
     depth : documents beyond it do not count for MAP; None: all that a run holds.
 
     Raises
@@ -180,12 +193,12 @@ def evaluate_runs(
     notes = ["judging gap: documents that nobody judged count as wrong: values are lower bounds"]
     if lost:
         notes.append(f"{len(lost):,} queries have no relevant document, and are left out")
-    for name, run in runs.items():
-        answered = len(kept.keys() & run.keys())
+    for system, run in runs:
+        name, answered = system["name"], len(kept.keys() & run.keys())
         if not answered:
             raise CorpusError(
                 f"{name} answers none of the queries that {path} judges: the ids differ, for example "
-                f"{next(iter(run))!r} there and {next(iter(kept))!r} here"
+                f"{next(iter(run), None)!r} there and {next(iter(kept))!r} here"
             )
         if answered < len(kept):
             notes.append(f"{name} has nothing for {len(kept) - answered:,} queries, which count as 0")
@@ -194,8 +207,8 @@ def evaluate_runs(
     source = Source(str(path), md5_of(path) if path.is_file() else "")
     judged = Judged(str(path), (), (source,), None, kept, {}, tuple(notes))
     results: list[RankingResult] = []
-    for name, run in runs.items():
-        results.append(_result(judged, {"name": name, "transform": None}, run, cutoffs, depth, resamples, results))
+    for system, run in runs:
+        results.append(_result(judged, system, run, cutoffs, depth, resamples, results))
     return results
 
 

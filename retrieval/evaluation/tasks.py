@@ -122,9 +122,11 @@ def known_item_task(pairs: Pairs, distractors: Path | None = None) -> RetrievalT
     if distractors is not None:
         found = read_documents(distractors)
         same = [text for text in found.values() if text in id_of]
-        new = {text: f"x{name}" for name, text in reversed(found.items()) if text not in id_of}
-        twice = [text for name, text in found.items() if text not in id_of and new[text] != f"x{name}"]
-        documents |= {name: text for text, name in reversed(new.items())}
+        new: dict[str, str] = {}
+        twice = [
+            text for name, text in found.items() if text not in id_of and new.setdefault(text, f"x{name}") != f"x{name}"
+        ]
+        documents |= {name: text for text, name in new.items()}
         sources.append(_source(distractors))
         duplicates |= {
             "distractors that are sentences of the set, and count as those": same,
