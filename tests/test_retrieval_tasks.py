@@ -91,7 +91,7 @@ def test_search_queries_are_asked_of_titles_with_grades(data: Path) -> None:
     task = make_retrieval_task("qbqtc", folder=data)
     assert by_text(task, task.qrels) == {"查一": {"题一": 2, "题二": 0}, "查二": {"题一": 1}}
     assert list(task.documents.values()) == ["题一", "题二", "题三"]
-    assert "1 queries have no relevant document, and are left out" in task.notes
+    assert "queries without a relevant document, left out: 1" in task.notes
 
 
 def test_a_task_is_saved_as_beir_has_it_and_comes_back(data: Path, tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_own_files_say_what_is_left_out(tmp_path: Path) -> None:
     assert task.qrels == {"q1": {"d1": 1, "d9": 1}}
     told = " ".join(task.notes)
     for note in (
-        "1 judgements are about documents that the corpus does not hold",
-        "1 judged queries are not among the queries",
-        "1 queries are not judged",
-        "1 queries have no relevant document",
+        "judged documents that the corpus does not hold, and that cannot be found: 1",
+        "judged queries that are not among the queries, left out: 1",
+        "queries that nobody judged, left out: 1",
+        "queries without a relevant document, left out: 1",
     ):
         assert note in told
     (tmp_path / "qrels").write_text("one 0 d1 1\n", encoding="utf-8")

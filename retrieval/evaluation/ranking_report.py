@@ -88,7 +88,8 @@ def _notes(results: Sequence[RankingResult]) -> list[str]:
     notes += first.judged.notes
     for what, texts in first.judged.duplicates.items():
         more = ", ..." if len(texts) > _NAMED else ""
-        notes.append(f"{len(texts):,} {what}: {', '.join(one_line(text)[:60] for text in texts[:_NAMED])}{more}")
+        named = ", ".join(one_line(text)[:30] for text in texts[:_NAMED])
+        notes.append(f"{what}: {len(texts):,} ({named}{more})")
     for number, result in enumerate(results, 1):
         system, which = result.system, f"{number}: " if len(results) > 1 else ""
         if "documents" in system:

@@ -26,7 +26,7 @@ from retrieval.index.vectors import VectorIndex
 from retrieval.search import Index
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
-from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
+from retrieval.transforms.spec import AUTO_ROWS_A_DIMENSION, NONE, FlowSpec, TransformSpec
 from retrieval.types import NoProgress, Progress, Qrels, Run
 
 CUTOFFS, DEPTH = (1, 10), 100
@@ -192,7 +192,7 @@ def evaluate_runs(
         raise CorpusError(f"{path} judges no document relevant for any query: there is nothing to measure")
     notes = ["judging gap: documents that nobody judged count as wrong: values are lower bounds"]
     if lost:
-        notes.append(f"{len(lost):,} queries have no relevant document, and are left out")
+        notes.append(f"queries without a relevant document, left out: {len(lost):,}")
     for system, run in runs:
         name, answered = system["name"], len(kept.keys() & run.keys())
         if not answered:
@@ -201,9 +201,9 @@ def evaluate_runs(
                 f"{next(iter(run), None)!r} there and {next(iter(kept))!r} here"
             )
         if answered < len(kept):
-            notes.append(f"{name} has nothing for {len(kept) - answered:,} queries, which count as 0")
+            notes.append(f"queries that {name} does not answer, and that count as 0: {len(kept) - answered:,}")
         if more := len(run.keys() - qrels.keys()):
-            notes.append(f"{name} answers {more:,} queries that are not judged, and left out")
+            notes.append(f"queries of {name} that nobody judged, left out: {more:,}")
     source = Source(str(path), md5_of(path) if path.is_file() else "")
     judged = Judged(str(path), (), (source,), None, kept, {}, tuple(notes))
     results: list[RankingResult] = []
@@ -275,6 +275,8 @@ def _runs(
     if encoded.without_vector:
         progress.note(f"{encoded.without_vector:,} texts of which {model.name} knows nothing: they are never found")
     for spec in model.specs:
+        if isinstance(spec, TransformSpec) and len(set(fit_texts)) < AUTO_ROWS_A_DIMENSION * spec.m:
+            progress.note(f"{spec} is fitted on {len(set(fit_texts)):,} texts: few for so many dimensions")
         fitted = encoded.fit(spec, fit_texts) if spec is not None else transform
         system = {
             "name": model.name,

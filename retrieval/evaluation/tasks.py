@@ -230,11 +230,11 @@ def files_task(corpus: Path, queries: Path, qrels: Path) -> RetrievalTask:
         )
     notes = []
     if lost:
-        notes.append(f"{lost:,} judgements are about documents that the corpus does not hold: they cannot be found")
+        notes.append(f"judged documents that the corpus does not hold, and that cannot be found: {lost:,}")
     if unknown := len(judged) - len(known):
-        notes.append(f"{unknown:,} judged queries are not among the queries, and left out")
+        notes.append(f"judged queries that are not among the queries, left out: {unknown:,}")
     if unjudged := len(asked) - len(known):
-        notes.append(f"{unjudged:,} queries are not judged, and left out")
+        notes.append(f"queries that nobody judged, left out: {unjudged:,}")
     notes.append("judging gap: documents that nobody judged count as wrong: values are lower bounds")
     task = RetrievalTask(
         str(qrels),
@@ -363,7 +363,7 @@ def _answerable(task: RetrievalTask) -> RetrievalTask:
         task,
         queries={query: text for query, text in task.queries.items() if query not in lost},
         qrels={query: found for query, found in task.qrels.items() if query not in lost},
-        notes=(*task.notes, f"{len(lost):,} queries have no relevant document, and are left out"),
+        notes=(*task.notes, f"queries without a relevant document, left out: {len(lost):,}"),
     )
 
 
