@@ -33,7 +33,7 @@ from retrieval.encoders.base import Encoder, TextKind
 from retrieval.encoders.catalog import DEFAULT_MODEL
 from retrieval.evaluation.ranking_report import as_json, as_text
 from retrieval.evaluation.retrieval import CUTOFFS, DEPTH, Model, evaluate_retrieval, fitting_of
-from retrieval.evaluation.tasks import make_retrieval_task
+from retrieval.evaluation.task_sets import make_retrieval_task
 from retrieval.index.documents import Documents
 from retrieval.index.embeddings import EmbeddingShards, key_of_folder
 from retrieval.index.folder import DOCUMENTS, EMBEDDINGS

@@ -52,9 +52,10 @@ WORDS: dict[str, dict[str, Any]] = {
             "{numpy:.2f} s; {where}; `{command}`):"
         ),
         "known": (
-            "Known items: {queries:,} questions of LCQMC test that have a paraphrase there, each asked of {documents:,} "
-            "documents, which are the distinct sentences of the test split and the titles; values x 100 with 95 % "
-            "intervals, lower bounds because LCQMC's own pairs alone are judged (`retr eval --retrieval lcqmc`; the "
+            "Known items: {queries:,} questions of LCQMC test that have a paraphrase there, each asked of "
+            "{documents:,} documents, which are the distinct sentences of the test split and the titles; values "
+            "x 100 with 95 % intervals, lower bounds because LCQMC's own pairs alone are judged ("
+            "`retr eval --retrieval lcqmc`; the "
             "default model, {backend}, {precision}, transforms fitted on the documents; {date}; `{command}`):"
         ),
         "known_head": ("transform", "dimensions", "recall@1", "recall@10", "MRR@10", "first hit unjudged"),
@@ -104,9 +105,11 @@ WORDS: dict[str, dict[str, Any]] = {
             "{where}；`{command}`）："
         ),
         "known": (
-            "已知项检索：LCQMC 测试集中有同义句的 {queries:,} 个问题，各在 {documents:,} 条文档（测试集的不同句子和全部标题）中查找；"
+            "已知项检索：LCQMC 测试集中有同义句的 {queries:,} 个问题，"
+            "各在 {documents:,} 条文档（测试集的不同句子和全部标题）中查找；"
             "数值乘以 100，带 95 % 区间；只有 LCQMC 自己的句对有判定，所以是下界"
-            "（`retr eval --retrieval lcqmc`；默认模型，{backend}，{precision}，变换在文档上拟合；{date}；`{command}`）："
+            "（`retr eval --retrieval lcqmc`；默认模型，{backend}，{precision}，"
+            "变换在文档上拟合；{date}；`{command}`）："
         ),
         "known_head": ("变换", "维数", "recall@1", "recall@10", "MRR@10", "首条无人判定"),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),

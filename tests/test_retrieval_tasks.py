@@ -10,7 +10,8 @@ from conftest import write_jsonl
 
 from retrieval.errors import CorpusError, UsageError
 from retrieval.evaluation.retrieval import fitting_of
-from retrieval.evaluation.tasks import beir_task, files_task, make_retrieval_task, read_documents, save_task
+from retrieval.evaluation.task_files import beir_task, files_task, read_documents, save_task
+from retrieval.evaluation.task_sets import make_retrieval_task
 
 
 @pytest.fixture

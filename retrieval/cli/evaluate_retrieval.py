@@ -63,7 +63,8 @@ class RetrievalOptions:
 
     def tasks(self, sources: list[str], folder: Path | None, split: str | None) -> list[RetrievalTask]:
         """What is to be searched: the sets and folders named, or the user's own three files."""
-        from retrieval.evaluation.tasks import files_task, make_retrieval_task
+        from retrieval.evaluation.task_files import files_task
+        from retrieval.evaluation.task_sets import make_retrieval_task
 
         corpus, queries, qrels = self._own
         if self._own == [None, None, None]:
@@ -96,7 +97,7 @@ def measure_search(
 ) -> None:
     """Search every task with every model, write the files that are asked for, and print what was measured."""
     from retrieval.evaluation.retrieval import DEPTH, evaluate_retrieval, fitting_of
-    from retrieval.evaluation.tasks import save_task
+    from retrieval.evaluation.task_files import save_task
     from retrieval.evaluation.trec import check_ids, write_qrels, write_run
 
     cutoffs = options.cutoffs()
@@ -159,7 +160,7 @@ def measure_indexes(
 ) -> None:
     """Ask indexes of their own documents, and print how well the answers agree with judgements."""
     from retrieval.evaluation.retrieval import DEPTH, evaluate_runs, search_index
-    from retrieval.evaluation.tasks import read_documents
+    from retrieval.evaluation.task_files import read_documents
     from retrieval.evaluation.trec import read_qrels, write_run
     from retrieval.search import Index
 

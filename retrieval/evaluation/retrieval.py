@@ -21,7 +21,8 @@ from retrieval.evaluation.measures import Value
 from retrieval.evaluation.pairs import md5_of
 from retrieval.evaluation.ranking import measure_names, measure_queries, without_relevant
 from retrieval.evaluation.scoring import EncodedTexts
-from retrieval.evaluation.tasks import RetrievalTask, Source, make_retrieval_task
+from retrieval.evaluation.task_sets import make_retrieval_task
+from retrieval.evaluation.tasks import RetrievalTask, Source, source_of
 from retrieval.index.vectors import VectorIndex
 from retrieval.search import Index
 from retrieval.transforms.apply import unit_vectors
@@ -204,8 +205,7 @@ def evaluate_runs(
             notes.append(f"queries that {name} does not answer, and that count as 0: {len(kept) - answered:,}")
         if more := len(run.keys() - qrels.keys()):
             notes.append(f"queries of {name} that nobody judged, left out: {more:,}")
-    source = Source(str(path), md5_of(path) if path.is_file() else "")
-    judged = Judged(str(path), (), (source,), None, kept, {}, tuple(notes))
+    judged = Judged(str(path), (), (source_of(path),), None, kept, {}, tuple(notes))
     results: list[RankingResult] = []
     for system, run in runs:
         results.append(_result(judged, system, run, cutoffs, depth, resamples, results))
