@@ -111,6 +111,11 @@ def test_recall_and_mrr_never_fall_as_k_grows(qrels: Qrels, run: Run) -> None:
         assert (np.diff(values, axis=1) >= 0).all()
 
 
+def test_names_are_those_of_every_cut_off_and_the_depth() -> None:
+    assert measure_names((1,), 100) == ["recall@1", "MRR@1", "nDCG@1", "judged@1", "MAP@100"]
+    assert measure_names((5,), None) == ["judged@1", "recall@5", "MRR@5", "nDCG@5", "judged@5", "MAP"]
+
+
 def test_order_is_that_of_trec_eval() -> None:
     assert ordered({"a": 0.5, "b": 0.75, "c": 0.5}) == ["b", "c", "a"]
     assert ordered({"a": 0.5, "b": 0.5 + 1e-9}) == ["b", "a"]  # one float32

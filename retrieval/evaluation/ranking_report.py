@@ -52,21 +52,15 @@ def as_text(results: Sequence[RankingResult], write: Callable[[tables.Sheet], st
     most = max(first.cutoffs)
     shown = [f"recall@{k}" for k in first.cutoffs] + [f"MRR@{most}", f"nDCG@{most}"]
     shown += [name for name in first.values if name.partition("@")[0] == MAP]
-    header = ["system", *shown]
-    top = f"{JUDGED}@1"
-    if top in first.values:
-        header.append("top 1 unjudged")
+    header, top = ["system", *shown, "top 1 unjudged"], f"{JUDGED}@1"
     rows: list[tuple[str, list[Cell]]] = []
     for number, result in enumerate(results, 1):
         label = f"{number} " if len(results) > 1 else ""
-        cells = [value_cell(result.values[name]) for name in shown]
-        if top in result.values:
-            cells.append(value_cell(_complement(result.values[top])))
+        cells = [*(value_cell(result.values[name]) for name in shown), value_cell(_complement(result.values[top]))]
         rows.append((label + one_line(_system(result)), cells))
         if result.differences is not None:
-            cells = [value_cell(result.differences[name], "+") for name in shown]
-            if top in result.values:
-                cells.append(value_cell(_negative(result.differences[top]), "+"))
+            gains = result.differences
+            cells = [*(value_cell(gains[name], "+") for name in shown), value_cell(_negative(gains[top]), "+")]
             rows.append((f"{number} minus 1", cells))
     return write(tables.Sheet(_about(first), header, rows, _notes(results)))
 
