@@ -114,6 +114,18 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
         The file is not there (what was looked for, and where the set can be had, is said), or is malformed.
     """
     dataset = DATASETS[name]
+    lacking = split in SPLITS and (folder is None or _find(dataset, split, folder) is None)
+    if lacking and (files := cached_files(name, split)):
+        return read_hub_pairs(files, name, split)
+    form, path = find_split(dataset, split, folder)
+    if path.suffix == ".json":
+        return read_json_pairs(path, name, split)
+    return read_columns(path, name, split, form.places, form.widths, form.header)
+
+
+def find_split(dataset: Dataset, split: str, folder: Path | None) -> tuple[Form, Path]:
+    """The file of a split, and its form. Raises UsageError and CorpusError as `load_dataset` does."""
+    name = dataset.name
     if split not in SPLITS:
         raise UsageError(f"{name} has no split {split!r}: expected one of {', '.join(SPLITS)}")
     if split in dataset.unlabelled:
@@ -122,12 +134,7 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
     if folder is not None and not folder.is_dir():
         raise CorpusError(f"no folder '{folder}': --data or RETR_DATA names the folder of the data sets")
     if folder is not None and (found := _find(dataset, split, folder)) is not None:
-        form, path = found
-        if path.suffix == ".json":
-            return read_json_pairs(path, name, split)
-        return read_columns(path, name, split, form.places, form.widths, form.header)
-    if files := cached_files(name, split):
-        return read_hub_pairs(files, name, split)
+        return found
     if folder is None:
         raise UsageError(
             f"{name} is looked for in a folder of data sets: give --data DIR, or set RETR_DATA. "

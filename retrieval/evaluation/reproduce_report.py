@@ -11,8 +11,8 @@ from retrieval.evaluation.charts import Chart, grouped_bars
 from retrieval.evaluation.page import Block, Section, html_page
 from retrieval.evaluation.page import Table as PageTable
 from retrieval.evaluation.published import TABLES, Row, Table
-from retrieval.evaluation.report import markdown_row, markdown_text
 from retrieval.evaluation.results import Record, finished
+from retrieval.evaluation.tables import markdown_row, markdown_text
 
 TITLE = "Published figures, measured again"
 _NONE = "–"

@@ -7,8 +7,8 @@ from typing import Any
 
 from retrieval.evaluation.bootstrap import LEVEL
 from retrieval.evaluation.charts import Chart, Series, heat_map, line_chart
-from retrieval.evaluation.report import UNDEFINED, latex, markdown_text, one_line
 from retrieval.evaluation.sweep import Cell, Sweep
+from retrieval.evaluation.tables import UNDEFINED, latex, markdown_text, one_line
 from retrieval.transforms.spec import NONE
 
 WIDTH = 100
