@@ -139,7 +139,7 @@ class Index:
             Of the kind that tells what is wrong; what stood at `path` is untouched.
         """
         from retrieval.corpus.reader import Corpus, CorpusOptions
-        from retrieval.pipeline import BuildOptions, build_index
+        from retrieval.pipeline.build import BuildOptions, build_index
 
         if encoder is not None and (pooling, max_length, normalize, backend, precision) != (
             None,
