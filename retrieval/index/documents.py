@@ -116,6 +116,7 @@ class Documents:
         """The rows whose `id` or `text` is one of the values: rows, rising, and the place among the values of each."""
         from pyarrow import compute as pc  # not loaded for a query
 
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         values = values.cast(self.schema.field(column).type)
         places = pc.index_in(self.table([column])[column], value_set=values)
         rows = np.flatnonzero(places.is_valid().to_numpy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -36,8 +37,23 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False) -> None:
         factory = ("IDMap," if numbered else "") + factory_string(spec)
-        self._index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-        self._numbered, self._rows = numbered, 0
+        self._index: Any = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        self._own()
+
+    def _own(self) -> None:
+        numbered = isinstance(self._index, faiss.IndexIDMap)
+        self._ids: NDArray[np.int64] | None = faiss.vector_to_array(self._index.id_map) if numbered else None
+        self._rows = len(self) if self._ids is None else int(self._ids[-1]) + 1 if len(self._ids) else 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added, those of zeros included; zeros at the end are forgotten by saving."""
+        return self._rows
+
+    @property
+    def numbered(self) -> bool:
+        """Whether rows of zeros are left out."""
+        return self._ids is not None
 
     def __len__(self) -> int:
         """How many vectors can be found."""
@@ -50,32 +66,41 @@ class VectorIndex:
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append unit vectors, float32, shape (n, m); they take the next rows."""
         vectors = self._checked(vectors)
-        if self._numbered:
+        if self._ids is not None:
             found = np.flatnonzero(vectors.any(axis=1))
             self._index.add_with_ids(vectors[found], found + self._rows)
+            self._ids = np.concatenate([self._ids, found + self._rows])
         else:
             self._index.add(vectors)
         self._rows += len(vectors)
 
-    def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search(
+        self, queries: NDArray[np.float32], k: int, *, allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The nearest rows of each query.
 
         Parameters
         ----------
         queries : float32, unit vectors, shape (q, m)
         k : at least 1; more than there are rows gives all of them.
+        allowed : bool, shape (rows,): the rows that may be hits. None allows all.
 
         Returns
         -------
-        scores : float32, shape (q, min(k, n)), falling, within [-1, 1]
+        scores : float32, shape (q, min(k, number of vectors allowed)), falling, within [-1, 1]
         rows : int64, same shape; of equal scores the smaller row comes first.
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
         queries = self._checked(queries)
-        if len(self) == 0:
+        count, params = len(self), None
+        if allowed is not None:
+            count = int(allowed.sum() if self._ids is None else allowed[self._ids].sum())
+            bits = np.packbits(allowed, bitorder="little")
+            params = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))  # type: ignore[call-arg,arg-type]
+        if (k := min(k, count)) == 0:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        scores, rows = self._index.search(queries, min(k, len(self)))
+        scores, rows = self._index.search(queries, k, params=params)
         scores = scores.clip(-1, 1)  # FAISS's sums of float32 products reach 1.0000008
         order = np.lexsort((rows, -scores), axis=1)
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
@@ -88,16 +113,22 @@ class VectorIndex:
             raise OSError(f"{path} cannot be written (is the disk full?): {_reason(error)}") from None
 
     @classmethod
-    def load(cls, path: Path) -> VectorIndex:
-        """Open what `save` wrote; vectors are mapped, not read. Raises IndexFolderError where the file is not that."""
+    def load(cls, path: Path, mmap: bool = True) -> VectorIndex:
+        """Open what `save` wrote. Raises IndexFolderError where the file is not that.
+
+        Parameters
+        ----------
+        mmap : map the vectors instead of reading them; nothing can be added to such an index.
+        """
         try:
-            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
         except RuntimeError as error:
             raise IndexFolderError(
                 f"{path} is not a whole FAISS index ({_reason(error)}): build the index again"
             ) from None
         loaded = cls.__new__(cls)
         loaded._index = index
+        loaded._own()
         return loaded
 
     def _checked(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from retrieval.errors import IndexFolderError
+from retrieval.index.folder import WITHHELD, Manifest
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Withheld:
                 f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again"
             ) from None
         return withheld
+
+    @classmethod
+    def of(cls, folder: Path, manifest: Manifest) -> Withheld:
+        """Of an index folder; nothing is read where nothing was ever withheld."""
+        return cls.load(folder / WITHHELD, manifest.rows) if WITHHELD in manifest.files else cls.none(manifest.rows)
 
     def grown(self, unknown: NDArray[np.bool_]) -> Withheld:
         """With more rows at the end, of which some are unknown."""

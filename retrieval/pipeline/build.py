@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval import __version__
 from retrieval.corpus.reader import Corpus
@@ -140,9 +141,7 @@ class _Build:
         shards = EmbeddingShards(self.folder / layout.EMBEDDINGS, key)
         del writer
         with self.stages.timed("encode"):
-            self._reuse_embeddings(shards)
-            self.reused_shards = encode_documents(encoder, documents, first_rows, shards, self.progress)
-            tell_counts(EncoderCounts(**shards.counts()), encoder, self.progress)
+            self._encode(encoder, documents, first_rows, shards)
         encoder_info = {
             **encoder.settings.to_json(),
             "dimension": dimension,
@@ -224,6 +223,15 @@ class _Build:
             encoder.adopt_means(state)
         state.parent.mkdir(exist_ok=True)
         encoder.save(state)
+
+    def _encode(
+        self, encoder: Encoder, documents: Documents, first_rows: NDArray[np.int64], shards: EmbeddingShards
+    ) -> None:
+        self._reuse_embeddings(shards)
+        self.reused_shards = encode_documents(
+            lambda: encoder, documents, first_rows, shards, self.progress, encoder.dimension
+        )
+        tell_counts(EncoderCounts(**shards.counts()), encoder.settings.max_length, self.progress)
 
     def _reuse_embeddings(self, shards: EmbeddingShards) -> None:
         """Keep the unfinished build's shards, or take the standing index's; else begin with none, and say why."""

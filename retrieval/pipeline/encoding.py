@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from retrieval.encoders.base import Encoder, EncoderCounts
 from retrieval.index.documents import Documents
 from retrieval.index.embeddings import Embeddings, EmbeddingShards
+from retrieval.transforms.base import check_finite
 from retrieval.types import Progress
 
 UNKNOWN_ALARM = 0.2
@@ -33,23 +35,30 @@ class Known:
 
 
 def encode_documents(
-    encoder: Encoder,
+    load: Callable[[], Encoder],
     documents: Documents,
     first_rows: NDArray[np.int64],
     shards: EmbeddingShards,
     progress: Progress,
+    dimension: int,
     known: Known | None = None,
 ) -> int:
     """Write the missing shards.
 
     Parameters
     ----------
+    load : gives the encoder, always the same; not called where nothing is to be encoded.
     first_rows : int64, shape (n,)
         For each document the first one with the same text: where that text is encoded.
 
     Returns
     -------
     how many shards were there already.
+
+    Raises
+    ------
+    TransformError
+        The encoder gave NaN or infinity; the row is named.
     """
     missing = shards.missing()
     reused = shards.count - len(missing)
@@ -66,32 +75,35 @@ def encode_documents(
     with progress.stage("encoding", "texts", total, total - waiting) as advance:
         for shard in missing:
             start, stop = shards.bounds(shard)
-            before = encoder.counts
-            embeddings = np.empty((stop - start, encoder.dimension), dtype=np.float32)
-            for first, texts in documents.texts(start, stop):
-                own = np.flatnonzero(is_own[first : first + len(texts)])
-                embeddings[first - start + own] = encoder.encode([texts[i] for i in own], on_batch=advance)
-            counts = Counter(asdict(encoder.counts - before))
+            embeddings = np.empty((stop - start, dimension), dtype=np.float32)
+            counts = Counter(asdict(EncoderCounts()))
+            if is_own[start:stop].any():
+                encoder = load()
+                before = encoder.counts
+                for first, texts in documents.texts(start, stop):
+                    own = np.flatnonzero(is_own[first : first + len(texts)])
+                    embeddings[first - start + own] = encoder.encode([texts[i] for i in own], on_batch=advance)
+                counts.update(asdict(encoder.counts - before))
             if known is not None:
                 there = np.flatnonzero(known_rows[start:stop] >= 0)
                 embeddings[there] = known.embeddings.take(known_rows[start + there])
-                counts += known.counts if shard == 0 else Counter()
+                counts.update(known.counts if shard == 0 else {})
             for row in np.flatnonzero(~is_own[start:stop] & (known_rows[start:stop] < 0)):
                 source = int(first_rows[start + row])
                 if source >= start:
                     embeddings[row] = embeddings[source - start]
                 else:
                     embeddings[row] = shards.read(source // shards.key.shard_rows)[source % shards.key.shard_rows]
-            shards.write(shard, embeddings, {name: counts[name] for name in asdict(encoder.counts)})
+            check_finite(embeddings, start)
+            shards.write(shard, embeddings, counts)
     return reused
 
 
-def tell_counts(counts: EncoderCounts, encoder: Encoder, progress: Progress) -> None:
+def tell_counts(counts: EncoderCounts, max_length: int, progress: Progress) -> None:
     """Say what the encoder met that the user should know of."""
     if counts.truncated:
         progress.note(
-            f"texts longer than {encoder.settings.max_length} tokens: {counts.truncated:,}; "
-            f"what is beyond does not count (--max-length)"
+            f"texts longer than {max_length} tokens: {counts.truncated:,}; what is beyond does not count (--max-length)"
         )
     if counts.without_vector:
         progress.note(f"texts of which the model knows nothing: {counts.without_vector:,}; they are never a hit")
