@@ -11,6 +11,7 @@ from retrieval.encoders import catalog
 from retrieval.encoders.base import Family
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
+from retrieval.index.building import build_vectors
 from retrieval.index.embeddings import EmbeddingShards
 from retrieval.index.vectors import VectorIndex
 from retrieval.transforms.apply import unit_vectors
@@ -150,12 +151,14 @@ def index_vectors(
     BuildError
         All are rows of zeros.
     """
-    unknown = shards.counts()["without_vector"]
-    vectors = VectorIndex(transform.m if transform is not None else dimension, spec, unknown > 0)
-    with progress.stage("indexing", "vectors", shards.key.rows) as advance:
-        for chunk in shards.chunks():
-            vectors.add(unit_vectors(chunk, transform))
-            advance(len(chunk))
+    vectors = build_vectors(
+        lambda: (unit_vectors(chunk, transform) for chunk in shards.chunks()),
+        shards.key.rows,
+        transform.m if transform is not None else dimension,
+        spec,
+        numbered=shards.counts()["without_vector"] > 0,
+        progress=progress,
+    )
     if len(vectors) == 0:
         raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
     return vectors
