@@ -131,9 +131,8 @@ class _Adding:
         if withheld.any():
             withheld.save(self.folder / layout.WITHHELD)
         kept_parts = manifest.documents["added"][: len(manifest.documents["added"]) - len(joined)]
-        with self.stages.timed("write"):
-            manifest = self._manifest([*kept_parts, name], withheld, drift)
-            commit(self.folder, self.standing.folder, manifest)
+        manifest = self._manifest([*kept_parts, name], withheld, drift)
+        commit(self.folder, self.standing.folder, manifest)
         return Addition(manifest, added, len(replaced), int(same.sum()), encoded)
 
     def _read(self) -> Documents:

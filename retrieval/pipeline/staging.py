@@ -143,7 +143,7 @@ def how_made(kind: str, stages: Stages, **more: Any) -> dict[str, Any]:
     """The manifest's `build`: what was done last, where, and in how many seconds."""
     return {
         "by": kind,
-        "seconds": stages.seconds,
+        "seconds": dict(stages.seconds),
         **more,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "python": platform.python_version(),
