@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import random_texts, write_jsonl
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from made_up_encoder import UNKNOWN, MadeUpEncoder
 
@@ -85,11 +85,12 @@ def check(index: Index, model: Model, exact: bool) -> None:
                 assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_history_equals_the_model_of_it(kind: str, data: st.DataObject) -> None:
-    first = max(12, KINDS[kind].least_rows)
+    first = max(100, KINDS[kind].least_rows)
     ids = st.integers(0, first + 20).map(str)
     model, encoder = Model(), MadeUpEncoder()
     built = [{"id": str(i), "text": TEXTS[i % 1400], "year": 2015 + i % 12} for i in range(first)]
@@ -113,7 +114,7 @@ def test_any_history_equals_the_model_of_it(kind: str, data: st.DataObject) -> N
                 index.delete(gone)
                 for id in gone:
                     del model.documents[id]
-            elif step == "reindex" and len(model.documents) >= KINDS[kind].least_rows:
+            elif step == "reindex" and len(model.documents) >= max(50, KINDS[kind].least_rows):
                 another = data.draw(st.sampled_from([None, "none", "rotate-4", "whiten-8"]))
                 index.reindex(transform=another, refit=another is None and data.draw(st.booleans()))
             else:

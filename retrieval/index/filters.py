@@ -72,6 +72,8 @@ def matching_rows(condition: str, documents: Documents) -> NDArray[np.bool_]:
         It cannot be read (the place is named), names a column that is not there (the columns are), or compares a
         column with what it cannot hold (both types are).
     """
+    if any("\ud800" <= character <= "\udfff" for character in condition):
+        raise UsageError(f"the condition {condition!r} holds half a surrogate pair, which is not a character")
     parser = _Parser(condition, documents.schema)
     expression = parser.parse()
     from pyarrow import dataset  # Arrow's way to compute an expression for every row, in their order
