@@ -8,6 +8,7 @@ import typer
 
 from retrieval import __version__
 from retrieval.cli.build import index
+from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
 from retrieval.cli.info import info
@@ -42,6 +43,6 @@ def _global(
     """
 
 
-for command in (index, query, info, models, demo):
+for command in (index, query, add, delete, reindex, info, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)
