@@ -1,4 +1,4 @@
-"""FAISS on a GPU (faiss-gpu): k-means and assignment while an index is built, and batches of searches. Never saved there."""
+"""FAISS on a GPU (faiss-gpu): k-means while an index is built, copies for batches of searches; never saved there."""
 
 from __future__ import annotations
 

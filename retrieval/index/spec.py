@@ -13,6 +13,8 @@ _POINTS_PER_CENTROID = 64  # FAISS's k-means wants 39, or it warns
 _NIBBLE = 16  # centroids of a 4-bit code
 _FLAT_ROWS = 20_000
 """Up to here exact search takes less than a millisecond at 256 dimensions, and there is nothing to win."""
+_LISTED_ROWS, _LISTED_RECALL = 80_000, 0.95
+"""With fewer rows so many inverted lists have to be searched for a higher recall that they save nothing."""
 _EXACT_RECALL = 0.999
 """Above it only exact search is safe."""
 
@@ -150,8 +152,9 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[s
         order: tuple[str, ...] = ("flat", "flat-fp16", "flat-sq8")
         reason = "few enough to compare all" if rows <= _FLAT_ROWS else f"recall {wanted.recall:g} wants exact search"
     else:
-        order = ("ivf-pqfs", "pqfs", "flat-fp16", "flat-sq8")
-        reason = "many: 4-bit codes in inverted lists are searched, the best scored again"
+        listed = rows > _LISTED_ROWS or wanted.recall <= _LISTED_RECALL
+        order = (*(("ivf-pqfs", "pqfs") if listed else ("pqfs", "ivf-pqfs")), "flat-fp16", "flat-sq8")
+        reason = f"4-bit codes {'in inverted lists ' if listed else ''}are searched, and the best scored again"
     chosen = next((name for name in order if name in fitting), None) or min(fitting, key=lambda name: sizes[name])
     if chosen != order[0]:
         reason = f"{order[0]} would take {readable(sizes[order[0]])}"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
 from retrieval.index.gpu import on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
+from retrieval.index.spec import AUTO, EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -47,6 +47,8 @@ def check_factory(spec: str, dimension: int) -> None:
     UsageError
         With the choices.
     """
+    if spec == AUTO:
+        return
     try:
         index = faiss.index_factory(dimension, factory_string(spec, dimension), faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -209,7 +211,7 @@ class VectorIndex:
     def candidates(
         self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_], setting: Setting
     ) -> NDArray[np.int64]:
-        """The rows that a search would refine, nearest by their codes first; shape (q, count), -1 where there are fewer."""
+        """The rows that a search would refine, the nearest by their codes first, shape (q, count); -1: no more."""
         mask = self._positions_allowed(allowed)
         base = self._inner.base_index if isinstance(self._inner, faiss.IndexRefine) else self._inner
         base = faiss.downcast_index(base)
@@ -218,9 +220,8 @@ class VectorIndex:
         else:
             most = min(len(self), count + int((~mask).sum()))
             _, positions = self._drop(base, queries, count, mask, most, setting)
-        if self._ids is None:
-            return positions
-        return np.where(positions >= 0, self._ids[positions], -1)
+        rows: NDArray[np.int64] = positions if self._ids is None else np.where(positions >= 0, self._ids[positions], -1)
+        return rows
 
     def _positions_allowed(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """bool, shape (vectors,): by FAISS's positions, which leave rows of zeros out."""
@@ -317,7 +318,7 @@ def _quiet(named: bool) -> Iterator[None]:
         return
     kept = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
+        with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
