@@ -68,6 +68,12 @@ WORDS: dict[str, dict[str, Any]] = {
             "default model, {backend}, {precision}, transforms fitted on the documents; {date}; `{command}`):"
         ),
         "known_head": ("transform", "dimensions", "recall@1", "recall@10", "MRR@10", "first hit unjudged"),
+        "quality": (
+            "Spearman x 100 on the test splits of five Chinese sets, raw and at 256 dimensions, transforms fitted on "
+            "dev sentences without labels; in bold what `--transform auto` takes for these encoders ({date}; "
+            "`python benchmarks/bench_quality.py --data data`):"
+        ),
+        "quality_head": ("model", "transform"),
         "query_head": (
             "model",
             "",
@@ -129,6 +135,11 @@ WORDS: dict[str, dict[str, Any]] = {
             "变换在文档上拟合；{date}；`{command}`）："
         ),
         "known_head": ("变换", "维数", "recall@1", "recall@10", "MRR@10", "首条无人判定"),
+        "quality": (
+            "五个中文数据集测试集上的 Spearman x 100，原始向量与 256 维，变换在 dev 的句子上拟合，不用标签；"
+            "粗体是 `--transform auto` 为这些编码器选的（{date}；`python benchmarks/bench_quality.py --data data`）："
+        ),
+        "quality_head": ("模型", "变换"),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
     },
 }
@@ -163,7 +174,7 @@ def figures(readme: str) -> str:
         command=command,
     )
     tables = [*_encode_table(words), "", *_query_table(words)]
-    for name, table in (("whiten", _whiten_table), ("retrieval", _known_table)):
+    for name, table in (("whiten", _whiten_table), ("quality", _quality_table), ("retrieval", _known_table)):
         if (RESULTS / f"{name}.json").exists():
             tables += ["", *table(words)]
     return "\n".join([*lines, "", whole, "", *tables])
@@ -241,6 +252,21 @@ def _whiten_table(words: dict[str, Any]) -> list[str]:
             cells += [f"{row['seconds']['median']:.1f}", f"{row['ratio']['median']:.2f}", f"{row['extra_mib']:,.0f}"]
             cells += [_loss(row["loss"], mean, words["whiten_fails"]) for mean in means]
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _quality_table(words: dict[str, Any]) -> list[str]:
+    result = _result("quality")
+    lines = [words["quality"].format(**result), "", *_head((*words["quality_head"], *result["sets"]))]
+    for model, row in result["models"].items():
+        for transform, figures in row["spearman"].items():
+            mark = "**" if transform == row["suited"] else ""
+            cells = [
+                model,
+                f"{mark}{transform}{mark}",
+                *(f"{mark}{100 * value:.2f}{mark}" for value in figures.values()),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
