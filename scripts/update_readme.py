@@ -274,7 +274,7 @@ def _known_table(words: dict[str, Any]) -> list[str]:
     result = _result("retrieval")
     rows = result["tasks"]["lcqmc"]
     first = rows[0]
-    command = "python benchmarks/bench_retrieval.py --data data --distractors titles.txt"
+    command = "python benchmarks/bench_retrieval.py --data data --distractors titles.txt --index indexes/titles"
     command += " --backend {backend} --precision {precision}".format(**first["system"])
     lines = [
         words["known"].format(
