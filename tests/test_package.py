@@ -165,7 +165,7 @@ def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> N
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in ("index", "query", "info", "models", "demo", "eval", "reproduce"):
+    for command in ("index", "query", "info", "models", "demo", "eval", "sweep", "reproduce"):
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 
@@ -175,9 +175,10 @@ def test_options_in_the_readme_exist() -> None:
     from retrieval.cli.info import info
     from retrieval.cli.query import query
     from retrieval.cli.reproduce import reproduce
+    from retrieval.cli.sweep import sweep
 
     known = {"--help", "--version"}
-    for function in (index, query, info, evaluate, reproduce):
+    for function in (index, query, info, evaluate, sweep, reproduce):
         for name in inspect.signature(function).parameters:
             known.add("--" + name.removeprefix("as_").replace("_", "-"))
     for document in ("README.md", "README.zh.md"):

@@ -14,6 +14,7 @@ from retrieval.cli.info import info
 from retrieval.cli.models import models
 from retrieval.cli.query import query
 from retrieval.cli.reproduce import reproduce
+from retrieval.cli.sweep import sweep
 
 app = typer.Typer(
     name="retr",
@@ -43,6 +44,6 @@ def _global(
     """
 
 
-for command in (index, query, info, models, demo, reproduce):
+for command in (index, query, info, sweep, reproduce, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)

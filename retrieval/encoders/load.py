@@ -142,7 +142,7 @@ def load_to_build(
     """
     check_backend(backend, precision, device)
     runtime = _runtime_here(device, precision) if backend == AUTO else backend
-    model = _transformer_folder(settings, note) if runtime in RUNTIMES else None
+    model = transformer_folder(settings, note) if runtime in RUNTIMES else None
     if runtime is None or model is None:
         if backend in RUNTIMES or precision == "int8":
             wanted = backend if backend in RUNTIMES else "int8"
@@ -249,8 +249,8 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
     return Word2VecEncoder(path, averaged, note)
 
 
-def _transformer_folder(settings: EncoderSettings, note: Note) -> Path | None:
-    """Where the model lies, if it is one transformer."""
+def transformer_folder(settings: EncoderSettings, note: Note = lambda message: None) -> Path | None:
+    """Where the model lies, if it is one transformer. Raises EncoderError where it cannot be found."""
     entry = catalog.lookup(settings.source)
     if settings.pooling == FUSION_POOLING or (entry is not None and entry.source == catalog.USE):
         return None

@@ -28,7 +28,15 @@ from retrieval.encoders.checkpoint import (
 )
 from retrieval.encoders.device import pick_device
 from retrieval.encoders.modules import MODULES, base_folder, read_modules
-from retrieval.encoders.pooling import OTHER_POOLINGS, OWN_MODULES, POOLINGS, averaged_states, check_pooling, pool
+from retrieval.encoders.pooling import (
+    OTHER_POOLINGS,
+    OWN_MODULES,
+    POOLINGS,
+    averaged_states,
+    check_pooling,
+    pool,
+    pooling_parts,
+)
 from retrieval.errors import UsageError
 from retrieval.storage import cached_sha256
 
@@ -83,7 +91,7 @@ class TransformerEncoder:
         self._folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
         self._base = self._modules.base if self._modules else base_folder(folder)
-        self.poolings = self._modules.poolings if self._modules else (settings.pooling,)
+        self.poolings = self._modules.poolings if self._modules else pooling_parts(settings.pooling)
         asked = settings.max_length
         if self._modules:
             settings = self._modules.settings(settings)

@@ -97,19 +97,22 @@ def make_task(
     CorpusError
         A file is missing or malformed.
     """
-    dataset = DATASETS.get(source.lower())
-    if dataset is not None:
-        pairs = load_dataset(dataset.name, split or dataset.measured, folder)
-    elif Path(source).expanduser().exists():
-        pairs = read_pairs(source)
-    else:
-        raise UsageError(
-            f"no set and no file {source!r}: expected one of {', '.join(DATASETS)}, or a file of pairs "
-            "(.tsv, .csv, .jsonl, .parquet)"
-        )
-    tuning, why = _tuning(pairs, dataset is not None, threshold_from, folder)
-    texts, name = _fit_texts(pairs, dataset is not None, fit, folder) if needs_fit else (None, "")
+    pairs, is_set = measured_pairs(source, folder, split)
+    tuning, why = _tuning(pairs, is_set, threshold_from, folder)
+    texts, name = sentences_to_fit(pairs, is_set, fit, folder) if needs_fit else (None, "")
     return Task(pairs, tuning, why, texts, name)
+
+
+def measured_pairs(source: str, folder: Path | None, split: str | None = None) -> tuple[Pairs, bool]:
+    """The pairs that a name or path means, and whether it is a name. Raises UsageError and CorpusError."""
+    if (dataset := DATASETS.get(source.lower())) is not None:
+        return load_dataset(dataset.name, split or dataset.measured, folder), True
+    if Path(source).expanduser().exists():
+        return read_pairs(source), False
+    raise UsageError(
+        f"no set and no file {source!r}: expected one of {', '.join(DATASETS)}, or a file of pairs "
+        "(.tsv, .csv, .jsonl, .parquet)"
+    )
 
 
 def evaluate(
@@ -193,28 +196,47 @@ def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None)
         return None, "labels are graded, not 0 and 1"
     if wanted == NONE:
         return None, "no threshold was asked for"
+    found, why = other_pairs(pairs, is_set, wanted, "the threshold", "--threshold-from", folder)
+    if found is not None and not is_binary(found.labels):
+        raise UsageError(f"--threshold-from {wanted or 'dev'}: its labels are graded, expected 0 and 1")
+    return found, why
+
+
+def other_pairs(
+    pairs: Pairs, is_set: bool, wanted: str | None, what: str, option: str, folder: Path | None
+) -> tuple[Pairs | None, str]:
+    """Labelled pairs from which `what` comes, never those that are measured; or None and why there are none.
+
+    Parameters
+    ----------
+    wanted : a split or a file; None: dev, where it is there and not measured.
+    option : by which the user names them.
+    """
     if wanted is None and not is_set:
-        return None, "the threshold comes from other pairs than these: name them with --threshold-from FILE"
+        return None, f"{what} comes from other pairs than these: name them with {option} FILE"
     if wanted is None and pairs.split == "dev":
-        return None, "the threshold comes from dev, which is measured: name others with --threshold-from"
+        return None, f"{what} comes from dev, which is measured: name others with {option}"
     if wanted is None:
         try:
             found = load_dataset(pairs.name, "dev", folder)
         except CorpusError as error:
             return None, str(error)
     elif wanted in SPLITS:
-        _check_split(pairs, is_set, wanted, "--threshold-from")
+        _check_split(pairs, is_set, wanted, option)
         found = load_dataset(pairs.name, wanted, folder)
     else:
         found = read_pairs(wanted)
-    _check_other(pairs, is_set, found.md5, f"--threshold-from {wanted or 'dev'}", folder)
-    if not is_binary(found.labels):
-        raise UsageError(f"--threshold-from {wanted or 'dev'}: its labels are graded, expected 0 and 1")
+    _check_other(pairs, is_set, found.md5, f"{option} {wanted or 'dev'}", folder)
     return found, ""
 
 
-def _fit_texts(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[list[str], str]:
-    """Distinct sentences to fit on, and what they are called."""
+def sentences_to_fit(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[list[str], str]:
+    """Distinct sentences to fit on, and what they are called.
+
+    Parameters
+    ----------
+    wanted : a split, or a file of texts or pairs; None: dev.
+    """
     if wanted is None and not is_set:
         raise UsageError(f"what is fitted, for {pairs.title}, on which texts? Give --fit FILE: others than these")
     if wanted is None or wanted in SPLITS:

@@ -67,7 +67,7 @@ def as_markdown(results: Sequence[Result]) -> str:
     """The results on one set as a Markdown table between what was measured and the notes."""
     lines = [markdown_row(_HEADER), "|---|" + "---:|" * len(MEASURES)]
     lines += [markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in _rows(results)]
-    about, notes = ([f"- {markdown_text(line)}" for line in part] for part in (_about(results), _notes(results)))
+    about, notes = ([f"- {markdown(line)}" for line in part] for part in (_about(results), _notes(results)))
     return "\n".join([*about, "", *lines, "", *notes]) + "\n"
 
 
@@ -76,8 +76,8 @@ def as_latex(results: Sequence[Result]) -> str:
     lines = [f"% {line}" for line in _about(results)]
     lines += [rf"\begin{{tabular}}{{l{'r' * len(MEASURES)}}}", r"\toprule", _latex_row(_HEADER), r"\midrule"]
     for name, cells in _rows(results):
-        shown = (_latex(value) + (rf" {{\scriptsize {_latex(within)}}}" if within else "") for value, within in cells)
-        lines.append(" & ".join((_latex(name), *shown)) + r" \\")
+        shown = (latex(value) + (rf" {{\scriptsize {latex(within)}}}" if within else "") for value, within in cells)
+        lines.append(" & ".join((latex(name), *shown)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", *(f"% {line}" for line in _notes(results))]
     return "\n".join(lines) + "\n"
 
@@ -98,7 +98,7 @@ def _about(results: Sequence[Result]) -> list[str]:
         if positives is not None
         else (f"labels {pairs.labels.min():g} to {pairs.labels.max():g}")
     )
-    return [f"{_line(pairs.title)}: {len(pairs):,} pairs, {labels}", f"md5 {pairs.md5}  {_line(pairs.path)}"]
+    return [f"{one_line(pairs.title)}: {len(pairs):,} pairs, {labels}", f"md5 {pairs.md5}  {one_line(pairs.path)}"]
 
 
 def _rows(results: Sequence[Result]) -> list[tuple[str, list[_Cell]]]:
@@ -106,7 +106,7 @@ def _rows(results: Sequence[Result]) -> list[tuple[str, list[_Cell]]]:
     rows = []
     for number, result in enumerate(results, 1):
         label = f"{number} " if len(results) > 1 else ""
-        rows.append((label + _line(_system(result)), [_cell(result.measures.values[name]) for name in MEASURES]))
+        rows.append((label + one_line(_system(result)), [_cell(result.measures.values[name]) for name in MEASURES]))
         if result.differences is not None:
             rows.append((f"{number} minus 1", [_cell(result.differences[name], "+") for name in MEASURES]))
     return rows
@@ -141,42 +141,43 @@ def _notes(results: Sequence[Result]) -> list[str]:
     for number, result in enumerate(results, 1):
         system, which = result.system, f"{number}: " if len(results) > 1 else ""
         run = f"{system['dimension']} dimensions, {system['backend']}, {system['precision']}"
-        fitted = f"; fitted on {_line(system['fitted_on'])}" if system["fitted_on"] else ""
+        fitted = f"; fitted on {one_line(system['fitted_on'])}" if system["fitted_on"] else ""
         cuts = result.thresholds
         threshold = ""
         if cuts is not None and result.task.tuning is not None:
             threshold = (
                 f"; thresholds {cuts.accuracy:.4f} (accuracy) and {cuts.f1:.4f} (F1), "
-                f"the best on {_line(result.task.tuning.title)}"
+                f"the best on {one_line(result.task.tuning.title)}"
             )
         notes.append(which + run + fitted + threshold)
         reasons: dict[str, list[str]] = {}
         for name in MEASURES:
             if result.measures.values[name].value is None:
                 reasons.setdefault(result.measures.values[name].why, []).append(_HEADER[MEASURES.index(name) + 1])
-        notes += [f"{which}{', '.join(names)} {UNDEFINED}: {_line(why)}" for why, names in reasons.items()]
+        notes += [f"{which}{', '.join(names)} {UNDEFINED}: {one_line(why)}" for why, names in reasons.items()]
     return notes
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     """A name or path on one line, without control characters."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def markdown_row(cells: Sequence[str]) -> str:
     """A line of a Markdown table."""
-    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
+    return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
 
 
-def markdown_text(text: str) -> str:
+def markdown(text: str) -> str:
     """A text in which Markdown sees nothing but text."""
     return "".join("\\" + character if character in "|*`_<" else character for character in text)
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+    return " & ".join(latex(cell) for cell in cells) + r" \\"
 
 
-def _latex(text: str) -> str:
+def latex(text: str) -> str:
+    """A text in a LaTeX tabular."""
     escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(escapes.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)

@@ -34,9 +34,22 @@ class EncodedTexts:
         with (progress or NoProgress()).stage("encoding", "texts", len(distinct)) as advance:
             self._embeddings = encoder.encode(distinct, kind="document", on_batch=advance)
 
+    @classmethod
+    def of_embeddings(cls, texts: Sequence[str], embeddings: NDArray[np.float32]) -> EncodedTexts:
+        """Of distinct texts that are encoded already: float32, shape (n, d), in their order."""
+        encoded = cls.__new__(cls)
+        encoded._row = {text: row for row, text in enumerate(texts)}
+        encoded._embeddings = embeddings
+        return encoded
+
     def __len__(self) -> int:
         """How many distinct texts were encoded."""
         return len(self._row)
+
+    @property
+    def dimension(self) -> int:
+        """d of the embeddings."""
+        return int(self._embeddings.shape[1])
 
     @property
     def without_vector(self) -> int:
@@ -47,21 +60,32 @@ class EncodedTexts:
         """float32, shape (n, d), in the order of the texts. KeyError for one that was not encoded."""
         return self._embeddings[[self._row[text] for text in texts]]
 
-    def fit(self, spec: TransformSpec | FlowSpec, texts: Sequence[str]) -> Transform:
+    def moments(self, texts: Sequence[str], exact: bool = False) -> Moments:
+        """Of the distinct texts given; those without a vector do not count. `exact`: all products in float64."""
+        moments = Moments(self.dimension, None) if exact else Moments(self.dimension)
+        moments.update(self._known(texts))
+        return moments
+
+    def fit(self, spec: TransformSpec | FlowSpec, texts: Sequence[str], moments: Moments | None = None) -> Transform:
         """Fit a transform on the distinct texts given; those without a vector do not count.
+
+        Parameters
+        ----------
+        moments : of these texts, where they are there already.
 
         Raises
         ------
         TransformError
             The texts do not carry as many dimensions as are asked for.
         """
-        embeddings = self.of(list(dict.fromkeys(texts)))
-        known = embeddings[embeddings.any(axis=1)]
         if isinstance(spec, FlowSpec):
-            return Flow.fit([known])
-        moments = Moments(self._embeddings.shape[1])
-        moments.update(known)
+            return Flow.fit([self._known(texts)])
+        moments = moments or self.moments(texts)
         return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)[0]
+
+    def _known(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        embeddings = self.of(list(dict.fromkeys(texts)))
+        return embeddings[embeddings.any(axis=1)]
 
     def cosines(self, first: Sequence[str], second: Sequence[str], transform: Transform | None = None) -> Floats:
         """The cosine of each pair's transformed vectors; see `pair_cosines`."""
