@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Retr, random_texts
 
-COMMANDS = ("index", "query", "info", "models", "demo", "eval", "reproduce")
+COMMANDS = ("index", "query", "info", "models", "demo", "eval", "sweep", "reproduce")
 
 
 @pytest.fixture(scope="module")
