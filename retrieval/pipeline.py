@@ -38,10 +38,21 @@ from retrieval.index.vectors import VectorIndex, faiss_conflict
 from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
-from retrieval.transforms.flow import LEAST_ROWS, Epoch, Flow
+from retrieval.transforms.choice import LEAST_ROWS as CHOICE_ROWS
+from retrieval.transforms.fitting import fit_flow, fit_whitening, gather_moments
+from retrieval.transforms.flow import LEAST_ROWS, Flow
 from retrieval.transforms.held_out import SplitMoments
-from retrieval.transforms.spec import AUTO, FLOW, NONE, FlowSpec, TransformSpec, auto_transform, parse_transform
-from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
+from retrieval.transforms.spec import (
+    AUTO,
+    NONE,
+    AutoSpec,
+    FlowSpec,
+    Spec,
+    TransformSpec,
+    auto_transform,
+    parse_transform,
+)
+from retrieval.transforms.whitening import Whitening
 from retrieval.types import NoProgress, Progress
 
 UNKNOWN_ALARM = 0.2
@@ -157,7 +168,7 @@ class _Build:
         output: Path,
         folder: Path,
         options: BuildOptions,
-        spec: TransformSpec | FlowSpec | None,
+        spec: Spec | None,
         index_spec: str,
         progress: Progress,
     ) -> None:
@@ -269,7 +280,7 @@ class _Build:
             self.progress.note(f"blank texts skipped: {self.corpus.skipped:,}, at rows {shown}{more} (from 0)")
         return writer
 
-    def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> TransformSpec | FlowSpec | None:
+    def _choose_transform(self, encoder: Encoder, rows: int, distinct: int) -> Spec | None:
         """The transform to fit; what cannot be fitted is refused before hours of encoding, not after."""
         if self.options.transform == AUTO:
             name, reason = auto_transform(catalog.SUITED_TRANSFORM[encoder.family], distinct, encoder.dimension)
@@ -279,6 +290,11 @@ class _Build:
             raise TransformError(
                 f"a flow wants at least {LEAST_ROWS} distinct documents, the corpus has {distinct:,}; "
                 f"give more, or use --transform none"
+            )
+        if isinstance(self.spec, AutoSpec) and distinct < CHOICE_ROWS:
+            raise TransformError(
+                f"{self.spec} wants at least {CHOICE_ROWS} distinct documents to choose m by, the corpus has "
+                f"{distinct:,}; give more, say m ({self.spec.kind}-M), or use --transform none"
             )
         if isinstance(self.spec, TransformSpec):
             # About their mean, equal vectors have no extent; about the origin (beta 0), they have one.
@@ -366,68 +382,30 @@ class _Build:
             shards.link_from(standing)
 
     def _fit(
-        self, spec: TransformSpec | FlowSpec | None, shards: EmbeddingShards, dimension: int
+        self, spec: Spec | None, shards: EmbeddingShards, dimension: int
     ) -> tuple[Transform | None, dict[str, Any]]:
         if spec is None:
             return None, {"name": NONE, "m": dimension}
         if isinstance(spec, FlowSpec):
-            return self._fit_flow(shards)
+            return fit_flow(shards.chunks, self.progress)
         split = self._moments(spec, shards, dimension)
-        moments = split.whole()
         try:
-            transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)
+            transform, info = fit_whitening(spec, split, shards.chunks, self.progress)
         except TransformError as error:
             if self.options.transform != AUTO:
                 raise
             self.progress.note(f"transform none instead of {spec}: {error}")
             return None, {"name": NONE, "m": dimension}
         split.save(self.folder / layout.MOMENTS, shards.sha256())
-        trial = split.trial(spec)
-        for alarm in trial.alarms("vectors held out of a trial fit") if trial else []:
-            self.progress.note(f"warning: {alarm}")
-        return transform, {
-            "name": str(spec),
-            "beta": spec.beta,
-            "gamma": spec.gamma,
-            "m": spec.m,
-            "eps": spec.eps,
-            "rows": moments.rows,
-            "kept_share": round(float(spectrum[: spec.m].sum() / spectrum.sum()), 6),
-            "held_out_norm_ratio": _rounded(trial.norm_ratio) if trial else None,
-            "mean_shift": _rounded(trial.mean_shift) if trial else None,
-        }
+        return transform, info
 
-    def _moments(self, spec: TransformSpec, shards: EmbeddingShards, dimension: int) -> SplitMoments:
+    def _moments(self, spec: TransformSpec | AutoSpec, shards: EmbeddingShards, dimension: int) -> SplitMoments:
         """Those of the standing index, where they are of these embeddings; else in a pass over them."""
         with contextlib.suppress(TransformError):
             standing = SplitMoments.load(self.output / layout.MOMENTS, shards.sha256())
             if standing.serves(spec):
                 return standing
-        moments = SplitMoments(dimension, exact=spec.eps < DEFAULT_EPS)
-        with self.progress.stage("fitting", "vectors", shards.key.rows) as advance:
-            for chunk in shards.chunks():
-                moments.update(chunk)
-                advance(len(chunk))
-        return moments
-
-    def _fit_flow(self, shards: EmbeddingShards) -> tuple[Flow, dict[str, Any]]:
-        with self.progress.stage("fitting flow", "epochs", None) as advance:
-
-            def tell(epoch: Epoch) -> None:
-                advance(1)
-                if epoch.number in (1, 2, 3, 5) or epoch.number % 10 == 0:
-                    self.progress.note(
-                        f"flow, epoch {epoch.number} of at most {epoch.most}: "
-                        f"{epoch.held_out_nats:.4f} nats a dimension of held-out vectors"
-                    )
-
-            flow = Flow.fit((chunk[chunk.any(axis=1)] for chunk in shards.chunks()), on_epoch=tell)
-        fitted = flow.fitted
-        self.progress.note(
-            f"flow: {fitted.held_out_nats:.4f} nats a dimension after epoch {fitted.best_epoch} "
-            f"({fitted.start_nats:.4f} before the first)"
-        )
-        return flow, {"name": FLOW, "m": flow.m, **asdict(fitted)}
+        return gather_moments(spec, dimension, shards.key.rows, shards.chunks, self.progress)
 
     def _index(self, transform: Transform | None, shards: EmbeddingShards, dimension: int) -> VectorIndex:
         unknown = shards.counts()["without_vector"]
@@ -486,8 +464,3 @@ class _Build:
             },
             files=layout.list_files(self.folder),
         )
-
-
-def _rounded(figure: float) -> float:
-    """Four digits: what a figure of this kind is worth."""
-    return float(f"{figure:.4g}")

@@ -145,6 +145,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """As `new_folder`, but a folder that stands there is replaced at once, and deleted."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        sync_tree(building)
+        replace_folder(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
 def write_hashes(folder: Path) -> None:
     """Let the folder say itself what it holds, for `damaged_file`."""
     hashes = {path.name: [path.stat().st_size, sha256_file(path)] for path in sorted(folder.iterdir())}

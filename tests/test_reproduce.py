@@ -378,8 +378,10 @@ def test_rows_without_weights_say_what_they_wait_for_and_ask_no_network(
     found = reproduce(options(data, tmp_path / "out", only=("simbert", "bert"), download=True))
     assert asked.count(("google-bert/bert-base-chinese", False)) == 1  # not once a row
     assert ("WangZeJun/simbert-base-chinese", False) in asked
-    reason = found.records["simbert-cls"]["waits_for"]
-    assert "which the hub did not give (no network: ConnectionError): try again" in reason
+    assert (
+        "which the hub did not give (no network: ConnectionError): try again"
+        in found.records["simbert-cls"]["waits_for"]
+    )
 
 
 def test_weights_in_the_local_cache_of_the_hub_are_found(

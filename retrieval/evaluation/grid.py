@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from retrieval.encoders.pooling import check_pooling
 from retrieval.errors import UsageError
-from retrieval.transforms.spec import AUTO, FLOW, NONE, FlowSpec, TransformSpec, parse_transform
+from retrieval.transforms.spec import AUTO, FLOW, NONE, AutoSpec, FlowSpec, TransformSpec, parse_transform
 
 Spec = TransformSpec | FlowSpec | None
 USUAL_POOLINGS = ("last-avg", "last2-avg", "first-last-avg", "cls", "layers-0")
@@ -48,10 +48,10 @@ class Transforms:
         for name in self.names or (NONE, *_KINDS):
             kind, _, parts = name.partition(":")
             if kind not in _KINDS:
-                wanted.append(parse_transform(name))
+                wanted.append(_parse(name))
                 continue
             for m in self.dimensions or self._usual(kind, dimension):
-                spec = parse_transform(f"{kind}-{m}" + (f":{parts}" if parts else ""))
+                spec = _parse(f"{kind}-{m}" + (f":{parts}" if parts else ""))
                 if isinstance(spec, TransformSpec) and m == dimension and "eps" not in parts:
                     spec = replace(spec, eps=0.0)  # all dimensions: also the one that a layer norm leaves empty
                 wanted.append(spec)
@@ -91,12 +91,19 @@ def parse_transforms(transforms: str | None, dimensions: str | None) -> Transfor
             raise UsageError(f"transform {AUTO} sees a corpus; a sweep tries them all: name some, or leave it out")
         kind, colon, parts = name.partition(":")
         open_kinds |= kind in _KINDS
-        parse_transform(f"{kind}-1{colon}{parts}" if kind in _KINDS else name)
+        _parse(f"{kind}-1{colon}{parts}" if kind in _KINDS else name)
     if numbers and names and not open_kinds:
         raise UsageError(
             f"dimensions {dimensions!r} are for transforms without a number of their own: {', '.join(_KINDS)}"
         )
     return Transforms(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(numbers)))
+
+
+def _parse(name: str) -> Spec:
+    spec = parse_transform(name)
+    if isinstance(spec, AutoSpec):
+        raise UsageError(f"transform {name!r} chooses one dimension; a sweep tries several: give {spec.kind}, --dims")
+    return spec
 
 
 def parse_poolings(poolings: str) -> tuple[str, ...]:

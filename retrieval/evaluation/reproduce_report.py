@@ -11,8 +11,8 @@ from retrieval.evaluation.charts import Chart, grouped_bars
 from retrieval.evaluation.page import Block, Section, html_page
 from retrieval.evaluation.page import Table as PageTable
 from retrieval.evaluation.published import TABLES, Row, Table
-from retrieval.evaluation.report import markdown, markdown_row
 from retrieval.evaluation.results import Record, finished
+from retrieval.evaluation.tables import markdown_row, markdown_text
 
 TITLE = "Published figures, measured again"
 _NONE = "–"
@@ -195,10 +195,10 @@ def as_markdown(reports: Sequence[Report]) -> str:
     parts = [f"# {TITLE}"]
     for report in reports:
         lines = [markdown_row(report.header), "|---|---|" + "---:|" * (len(report.header) - 2)]
-        parts += [f"## {markdown(report.heading)}", "\n".join([*lines, *map(markdown_row, report.cells)])]
+        parts += [f"## {markdown_text(report.heading)}", "\n".join([*lines, *map(markdown_row, report.cells)])]
         for block in (report.notes, report.weights, report.missing):
             if block:
-                parts.append("\n".join(f"- {markdown(line)}" for line in block))
+                parts.append("\n".join(f"- {markdown_text(line)}" for line in block))
     return "\n\n".join(parts) + "\n"
 
 
