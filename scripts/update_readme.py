@@ -163,9 +163,9 @@ def figures(readme: str) -> str:
         command=command,
     )
     tables = [*_encode_table(words), "", *_query_table(words)]
-    if (RESULTS / "whiten.json").exists():
-        tables += ["", *_whiten_table(words)]
-    tables += ["", *_known_table(words)]
+    for name, table in (("whiten", _whiten_table), ("retrieval", _known_table)):
+        if (RESULTS / f"{name}.json").exists():
+            tables += ["", *table(words)]
     return "\n".join([*lines, "", whole, "", *tables])
 
 

@@ -8,6 +8,7 @@ import typer
 
 from retrieval import __version__
 from retrieval.cli.build import index
+from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
 from retrieval.cli.export import export
@@ -46,7 +47,7 @@ def _global(
     """
 
 
-for command in (index, query, info, sweep, reproduce, models, demo):
+for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(transform, name="transform")

@@ -44,7 +44,7 @@ def write_faiss(vectors: Path, transform: Whitening | None, dimension: int, file
         faiss.copy_array_to_vector(bias.astype(np.float32), linear.b)
         linear.is_trained = True
         chain.prepend_transform(linear)
-    writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
+    writer = faiss.PyCallbackIOWriter(file.write)
     try:
         faiss.write_index(chain, writer)
     except RuntimeError as error:
