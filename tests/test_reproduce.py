@@ -306,23 +306,21 @@ def test_a_run_that_dies_while_it_encodes_loses_one_shard(
     monkeypatch.setattr(reproduce_rows, "load_to_build", load_dying)
     with pytest.raises(KeyboardInterrupt):
         reproduce(given)
-    assert len(list((tmp_path / "out" / "embeddings" / "lcqmc-bert-cls").glob("*.safetensors"))) == 2
+    assert len(list((tmp_path / "out" / "embeddings" / "lcqmc-bert").glob("*.safetensors"))) == 2
     left, notes = 3, Notes()  # 451 sentences are 5 shards
     found = reproduce(given, notes)
-    assert "lcqmc-bert-cls: 2 of 5 shards are there already" in notes.lines
+    assert "lcqmc-bert: 2 of 5 shards are there already" in notes.lines
     assert found.records["bert-cls"]["status"] == "finished"
-    # The rows that share no embedding with bert-cls are not asked for, and what was encoded is gone.
-    assert list((tmp_path / "out" / "embeddings").iterdir()) == []
 
 
-def test_embeddings_stay_for_the_rows_that_share_them(
+def test_one_pass_serves_all_rows_of_a_model(
     data: Path, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"tables": ("lcqmc",), "models": models}
     reproduce(options(data, tmp_path / "out", only=("bert-first-last-avg",), **given))
-    assert [path.name for path in (tmp_path / "out" / "embeddings").iterdir()] == ["lcqmc-bert-first-last-avg"]
+    assert [path.name for path in (tmp_path / "out" / "embeddings").iterdir()] == ["lcqmc-bert"]
     monkeypatch.setattr(reproduce_rows, "load_to_build", lambda *arguments, **named: pytest.fail("encoded again"))
-    found = reproduce(options(data, tmp_path / "out", only=("whitening", "whitening-256", "flow"), **given))
+    found = reproduce(options(data, tmp_path / "out", only=("bert",), **given))
     assert found.failed == {}
     assert list((tmp_path / "out" / "embeddings").iterdir()) == []
 

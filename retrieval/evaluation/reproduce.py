@@ -13,8 +13,9 @@ from retrieval.encoders.load import check_backend
 from retrieval.errors import CorpusError, EncoderError, UsageError
 from retrieval.evaluation.datasets import SPLITS
 from retrieval.evaluation.published import NLI, TABLES, TARGET, WEIGHTS, Row, Table
-from retrieval.evaluation.reproduce_rows import FIT_SPLITS, Job, ReproduceOptions, Splits
+from retrieval.evaluation.reproduce_rows import FIT_SPLITS, Job, ReproduceOptions
 from retrieval.evaluation.results import Record, Results, finished
+from retrieval.evaluation.splits import Splits
 from retrieval.types import NoProgress, Progress
 
 
@@ -71,7 +72,7 @@ def reproduce(options: ReproduceOptions, progress: Progress | None = None) -> Re
                     results.put(row.id, {**table.described(row), **waiting})
                 continue
             assert source is not None
-            place = (table.name, row.weights, source, row.pooling)
+            place = (table.name, row.weights, source)
             job = jobs.setdefault(place, Job(table, source, given, sets[table.name], options, results, progress))
             job.rows.append(row)
         for job in jobs.values():

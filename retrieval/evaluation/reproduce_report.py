@@ -60,7 +60,8 @@ class Report:
         ]
         for (name, pairs), rows in self._measured_on().items():
             lacking = [split for split in self.table.splits if split not in name.split(" + ")]
-            without = f", without {' and '.join(lacking)}, which was not there" if lacking else ""
+            were = "was" if len(lacking) == 1 else "were"
+            without = f", without {' and '.join(lacking)}, which {were} not there" if lacking else ""
             of = "" if len(rows) == len(self._finished()) else f": {', '.join(rows)}"
             notes.append(f"Here: {self.table.dataset} {name}, {pairs:,} pairs{without}{of}.")
         if self._finished():

@@ -1,4 +1,4 @@
-"""Published rows that share their embeddings: encoded in shards, transformed, and measured against the labels."""
+"""Published rows that share a model: encoded once, in shards, transformed, and measured against the labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from retrieval.encoders.find import find_model, model_kind
 from retrieval.encoders.load import AUTO, load_to_build, resolve_settings
 from retrieval.errors import EncoderError, RetrError
 from retrieval.evaluation.correlation import Floats
-from retrieval.evaluation.datasets import DATASETS, load_dataset, splits_there
 from retrieval.evaluation.evaluate import SEED, read_texts
 from retrieval.evaluation.measures import measure
-from retrieval.evaluation.pairs import Pairs, md5_of
+from retrieval.evaluation.pairs import md5_of
 from retrieval.evaluation.published import NLI, TABLES, TARGET, WEIGHTS, WHITEN_ALL, Row, Table
 from retrieval.evaluation.results import EMBEDDINGS, Record, Results, changed, finished
 from retrieval.evaluation.scoring import pair_cosines
+from retrieval.evaluation.splits import Splits
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.storage import atomic_file, tree_sha256
 from retrieval.transforms.base import Transform
@@ -83,43 +82,12 @@ class ReproduceOptions:
     trust_remote_code: bool = False
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The splits of a set that are there."""
-
-    splits: dict[str, Pairs]
-    measured: list[str]
-    lacks: str
-    """Why nothing can be measured, or empty."""
-
-    @classmethod
-    def read(cls, table: Table, folder: Path) -> Splits:
-        name = table.dataset
-        splits = {split: load_dataset(name, split, folder) for split in splits_there(name, folder)}
-        measured = [split for split in table.splits if split in splits]
-        lacks = ""
-        if not measured:
-            looked = ", ".join(form.file(split) for split in table.splits for form in DATASETS[name].forms)
-            lacks = f"the data of {name} (one of {looked}, in '{folder}'), from {DATASETS[name].source}"
-        return cls(splits, measured, lacks)
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The distinct sentences of all splits."""
-        return list(dict.fromkeys(text for pairs in self.splits.values() for text in pairs.texts))
-
-    @cached_property
-    def rows(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """By split: the rows of the first and of the second sentences in `texts`."""
-        place = {text: row for row, text in enumerate(self.texts)}
-        return {
-            split: (np.array([place[text] for text in pairs.first]), np.array([place[text] for text in pairs.second]))
-            for split, pairs in self.splits.items()
-        }
-
-
 class Job:
-    """The rows that share their embeddings."""
+    """The rows that share a model, which reads each sentence once for all their poolings.
+
+    Those are the poolings of every row of the table that has these weights, also of rows that are not asked for now:
+    they cost next to nothing, and the embeddings serve until the last of these rows is finished.
+    """
 
     def __init__(
         self,
@@ -180,9 +148,22 @@ class Job:
         return path
 
     @property
-    def _settings(self) -> EncoderSettings:
+    def _sharing(self) -> list[Row]:
+        return [row for row in self.table.rows if row.weights == self.rows[0].weights]
+
+    @property
+    def _poolings(self) -> list[str]:
+        return list(dict.fromkeys(row.pooling for row in self._sharing))
+
+    def _settings(self, pooling: str) -> EncoderSettings:
         length = self.table.max_length if WEIGHTS[self.rows[0].weights].kind == "transformer" else None
-        return resolve_settings(self.source, pooling=self.rows[0].pooling, max_length=length)
+        return resolve_settings(self.source, pooling=pooling, max_length=length)
+
+    def _own(self, chunk: NDArray[np.float32], row: Row) -> NDArray[np.float32]:
+        """The columns of the row's pooling, out of all that stand side by side: (n, poolings x d) -> (n, d)."""
+        width = chunk.shape[1] // len(self._poolings)
+        start = width * self._poolings.index(row.pooling)
+        return np.ascontiguousarray(chunk[:, start : start + width])
 
     def _backend(self) -> tuple[str, str]:
         """Backend and precision, which word vectors and ELMo have no choice of."""
@@ -192,7 +173,7 @@ class Job:
 
     def _key(self, row: Row, sha256: str) -> dict[str, Any]:
         """All that a row's figures depend on."""
-        settings = {name: value for name, value in self._settings.to_json().items() if name != "source"}
+        settings = {name: value for name, value in self._settings(row.pooling).to_json().items() if name != "source"}
         return {
             "weights": sha256,
             "settings": settings,
@@ -216,20 +197,22 @@ class Job:
         return self.options.fit if row.fit else ""
 
     def _measure_rows(self, todo: Sequence[Row], keys: Mapping[str, dict[str, Any]], sha256: str) -> None:
-        place = self.results.folder / EMBEDDINGS / "-".join((self.table.name, *self._shared))
+        place = self.results.folder / EMBEDDINGS / f"{self.table.name}-{self.rows[0].weights}"
         if self.options.fresh:
             self._clear(place)
         started = time.monotonic()
         shards, encoder = self._encoded(place, self.data.texts, sha256)
         seconds = time.monotonic() - started
-        embeddings = np.concatenate(list(shards.chunks()))
-        if not embeddings.any():
-            raise EncoderError(f"{self.source} knows nothing of the sentences of {self.table.dataset}")
         without = shards.counts()["without_vector"]
+        if without == len(self.data.texts):
+            raise EncoderError(f"{self.source} knows nothing of the sentences of {self.table.dataset}")
         if without:
             self.progress.note(f"{without:,} sentences of which {self.source} knows nothing: their cosine is 0")
+        embeddings, pooling = np.empty((0, 0), dtype=np.float32), ""
         for row in todo:
             started = time.monotonic()
+            if row.pooling != pooling:
+                embeddings, pooling = np.concatenate([self._own(chunk, row) for chunk in shards.chunks()]), row.pooling
             try:
                 transform, fitted_on = self._transform(row, embeddings, place, sha256)
                 splits = self._measures(embeddings, transform)
@@ -256,21 +239,16 @@ class Job:
                 f"({self.table.publisher}: {100 * row.spearman:.2f})"
             )
         self._encoder = None  # its memory, before the next is loaded
-        sharing = [row for row in self.table.rows if (row.weights, row.pooling) == self._shared]
-        if all(finished(self.results.rows.get(row.id)) for row in sharing):
+        if all(finished(self.results.rows.get(row.id)) for row in self._sharing):
             self._clear(place)
 
     def _clear(self, place: Path) -> None:
         for suffix in ("", _OF_FIT, _OF_NLI):
             shutil.rmtree(place.with_name(place.name + suffix), ignore_errors=True)
 
-    @property
-    def _shared(self) -> tuple[str, str]:
-        return self.rows[0].weights, self.rows[0].pooling
-
     def _encoded(self, place: Path, texts: Sequence[str], sha256: str) -> tuple[EmbeddingShards, dict[str, Any]]:
         """The embeddings of texts, out of the shards that are there and encoded where they are not; and by what."""
-        settings = self._settings
+        settings = self._settings("+".join(self._poolings))
         made_by = json.dumps([sha256, settings.to_json() | {"source": ""}, self._backend()], sort_keys=True)
         key = EmbeddingsKey(
             hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
@@ -315,7 +293,7 @@ class Job:
     def _loaded(self) -> Encoder:
         if self._encoder is None:
             self._encoder = load_to_build(
-                self._settings,
+                self._settings("+".join(self._poolings)),
                 self.options.device,
                 *self._backend(),
                 self.progress.note,
@@ -344,7 +322,8 @@ class Job:
             return self._fitted(row, chunks), named
         texts = read_texts(source)
         shards, _ = self._encoded(place.with_name(place.name + (_OF_NLI if row.fit == NLI else _OF_FIT)), texts, sha256)
-        return self._fitted(row, shards.chunks), f"{len(texts):,} distinct sentences of {source}"
+        named = f"{len(texts):,} distinct sentences of {source}"
+        return self._fitted(row, lambda: (self._own(chunk, row) for chunk in shards.chunks())), named
 
     def _fitted(self, row: Row, chunks: Chunks) -> Transform:
         if row.transform == FLOW:
