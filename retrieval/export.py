@@ -12,7 +12,7 @@ from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.load import load_encoder, source_kind
 from retrieval.encoders.onnx import encoder_fingerprint, graph_fingerprint
 from retrieval.encoders.runtime import RUNTIMES
-from retrieval.errors import EncoderError, IndexFolderError, TransformError
+from retrieval.errors import EncoderError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents
 from retrieval.search import Index
@@ -85,9 +85,10 @@ def export_st(
     opened, texts = None, list(_CHECKED_TEXTS)
     if index is not None:
         manifest = layout.read_manifest(index)
-        known = {name: manifest.encoder[name] for name in EncoderSettings.__dataclass_fields__}
-        settings = EncoderSettings(**known)
-    assert settings is not None
+        stored = manifest.encoder.items()
+        settings = EncoderSettings(**{name: v for name, v in stored if name in EncoderSettings.__dataclass_fields__})
+    if settings is None:
+        raise UsageError("nothing to export: give an index, or the settings of a model")
     if (kind := source_kind(settings, progress.note)) not in _EXPORTABLE:
         raise EncoderError(
             f"{settings.source!r} is {_WORDS[kind]}, and stock sentence-transformers has no module for it: what can be "
@@ -96,7 +97,8 @@ def export_st(
     if index is not None:
         opened = Index.open(index, device="cpu", progress=progress)
         transform, transform_name = opened.transform, str(opened.manifest.transform["name"])
-        for _, piece in Documents(index / layout.DOCUMENTS).texts(0, min(_CHECKED_DOCUMENTS, len(opened))):
+        documents = Documents(index / layout.DOCUMENTS)
+        for _, piece in documents.texts(0, min(_CHECKED_DOCUMENTS, len(documents))):
             texts += piece
     linear = None if raw else _linear(transform, "stock sentence-transformers has linear layers only")
 
@@ -123,9 +125,10 @@ def export_st(
             _lowest_cosine(opened, encoder, linear, texts) if opened is not None else None,
         )
         if found.largest_difference is not None and not found.largest_difference <= TOLERANCE:
+            why = _why(encoder, linear, texts, TOLERANCE)
             raise EncoderError(
                 f"sentence-transformers makes other vectors of {settings.source} than retr (a value differs by "
-                f"{found.largest_difference:.2g}, expected at most {TOLERANCE:g}{_why(encoder, linear, texts, TOLERANCE)}): "
+                f"{found.largest_difference:.2g}, expected at most {TOLERANCE:g}{why}): "
                 f"nothing was written; --no-check writes it all the same"
             )
         write_card(building, _about(found, encoder, transform_name, raw))
