@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.load import load_encoder, source_kind
 from retrieval.encoders.onnx import encoder_fingerprint, graph_fingerprint
 from retrieval.encoders.runtime import RUNTIMES
-from retrieval.errors import EncoderError, IndexFolderError, TransformError
+from retrieval.errors import EncoderError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents
 from retrieval.search import Index
@@ -83,9 +85,10 @@ def export_st(
     opened, texts = None, list(_CHECKED_TEXTS)
     if index is not None:
         manifest = layout.read_manifest(index)
-        known = {name: manifest.encoder[name] for name in EncoderSettings.__dataclass_fields__}
-        settings = EncoderSettings(**known)
-    assert settings is not None
+        stored = manifest.encoder.items()
+        settings = EncoderSettings(**{name: v for name, v in stored if name in EncoderSettings.__dataclass_fields__})
+    if settings is None:
+        raise UsageError("nothing to export: give an index, or the settings of a model")
     if (kind := source_kind(settings, progress.note)) not in _EXPORTABLE:
         raise EncoderError(
             f"{settings.source!r} is {_WORDS[kind]}, and stock sentence-transformers has no module for it: what can be "
@@ -94,7 +97,8 @@ def export_st(
     if index is not None:
         opened = Index.open(index, device="cpu", progress=progress)
         transform, transform_name = opened.transform, str(opened.manifest.transform["name"])
-        for _, piece in Documents(index / layout.DOCUMENTS).texts(0, min(_CHECKED_DOCUMENTS, len(opened))):
+        documents = Documents(index / layout.DOCUMENTS)
+        for _, piece in documents.texts(0, min(_CHECKED_DOCUMENTS, len(documents))):
             texts += piece
     linear = None if raw else _linear(transform, "stock sentence-transformers has linear layers only")
 
@@ -121,9 +125,11 @@ def export_st(
             _lowest_cosine(opened, encoder, linear, texts) if opened is not None else None,
         )
         if found.largest_difference is not None and not found.largest_difference <= TOLERANCE:
+            why = _why(encoder, linear, texts, TOLERANCE)
             raise EncoderError(
                 f"sentence-transformers makes other vectors of {settings.source} than retr (a value differs by "
-                f"{found.largest_difference:.2g}, expected at most {TOLERANCE:g}): nothing was written"
+                f"{found.largest_difference:.2g}, expected at most {TOLERANCE:g}{why}): "
+                f"nothing was written; --no-check writes it all the same"
             )
         write_card(building, _about(found, encoder, transform_name, raw))
     return found
@@ -200,6 +206,15 @@ def _lowest_cosine(opened: Index, encoder: Encoder, linear: Whitening | None, te
     """Of the texts' vectors in float32 with those of the index's own encoder."""
     own = unit_vectors(opened.encoder.encode(texts), linear)
     return float((own * unit_vectors(encoder.encode(texts), linear)).sum(axis=1).min().clip(-1, 1))
+
+
+def _why(encoder: Encoder, linear: Whitening | None, texts: list[str], tolerance: float) -> str:
+    """Where our own vectors change as much with the batch that a text is in, the transform is the reason."""
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    own = float(np.abs(unit_vectors(alone, linear) - unit_vectors(encoder.encode(texts), linear)).max())
+    return f"; ours by {own:.2g} from batch to batch: the transform keeps directions of mere rounding" * (
+        own > tolerance
+    )
 
 
 def _about(found: StExport, encoder: Encoder, transform: str, raw: bool) -> dict[str, Any]:

@@ -58,8 +58,11 @@ def test_texts_are_encoded_with_the_prompt_of_their_type(tiny_model: Path) -> No
 def test_similarities_are_cosines(tiny_model: Path) -> None:
     model = MtebEncoder.of_model(tiny_model, "cls")
     vectors = model.encode([{"text": random_texts(6)}])
-    np.testing.assert_allclose(model.similarity(vectors, vectors[:2]), vectors @ vectors[:2].T, atol=1e-6)
-    pairwise = model.similarity_pairwise(vectors[:3] * 5, vectors[3:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("mteb")
+        np.testing.assert_allclose(model.similarity(vectors, vectors[:2]), vectors @ vectors[:2].T, atol=1e-6)
+        pairwise = model.similarity_pairwise(vectors[:3] * 5, vectors[3:])
     np.testing.assert_allclose(pairwise, (vectors[:3] * vectors[3:]).sum(axis=1), atol=1e-6)
 
 

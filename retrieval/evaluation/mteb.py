@@ -81,13 +81,16 @@ class MtebEncoder:
         return vectors[[distinct[text] for text in texts]]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """The cosine of each with each: float tensor, shape (n, m), as mteb expects it."""
-        one, other = _tensor(embeddings1), _tensor(embeddings2)
-        return one @ other.T
+        """The cosine of each with each: float tensor, shape (n, m)."""
+        from mteb.similarity_functions import cos_sim
+
+        return cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """The cosines of pairs: float tensor, shape (n,)."""
-        return (_tensor(embeddings1) * _tensor(embeddings2)).sum(dim=-1)
+        from mteb.similarity_functions import pairwise_cos_sim
+
+        return pairwise_cos_sim(embeddings1, embeddings2)
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -201,13 +204,6 @@ def _system(result: Result) -> str:
 def _slug(text: str) -> str:
     """A name that can be a folder's: of a path its last part."""
     return re.sub(r"[^\w.+-]+", "-", Path(text).name).strip("-.") or "model"
-
-
-def _tensor(embeddings: Any) -> Any:
-    import torch
-
-    tensor = torch.as_tensor(embeddings, dtype=torch.float32)
-    return torch.nn.functional.normalize(tensor if tensor.ndim > 1 else tensor.unsqueeze(0), dim=-1)
 
 
 def _mteb_version() -> str | None:
