@@ -34,12 +34,12 @@ TOLERANCE = 1e-6  # of correlations: vectors of one pass and of several differ b
 
 def test_the_default_grid_is_that_of_384_dimensions() -> None:
     assert list(parse_transforms(None, None).specs(384)) == [
-        *("none", "whiten-384:eps=0", "whiten-256", "whiten-128", "whiten-64"),
+        *("none", "whiten-all", "whiten-256", "whiten-128", "whiten-64"),
         *("soft-256", "soft-128", "rotate-256", "rotate-128", "rotate-64"),
     ]
     assert list(parse_transforms(None, None).specs(32)) == [
         "none",
-        "whiten-32:eps=0",
+        "whiten-all",
         "whiten-16",
         "soft-16",
         "rotate-16",
@@ -54,7 +54,8 @@ def test_the_default_grid_is_that_of_384_dimensions() -> None:
         ("rotate, whiten:eps=0", "8,4", ["rotate-8", "rotate-4", "whiten-8:eps=0", "whiten-4:eps=0"]),
         ("whiten,whiten-8", "8", ["whiten-8"]),
         (None, "8", ["none", "whiten-8", "soft-8", "rotate-8"]),
-        ("whiten", "16", ["whiten-16:eps=0"]),  # of 16 dimensions: all of them
+        ("whiten,rotate-all", "all,8", ["whiten-all", "whiten-8", "rotate-all"]),
+        ("whiten-all:eps=0,gamma=.5", None, ["whiten-all:gamma=0.5,eps=0"]),
         ("whiten-16,flow", None, ["whiten-16", "flow"]),
     ],
 )
@@ -72,8 +73,8 @@ def test_transforms_are_read_with_their_numbers(
         ("auto", None, "auto sees a corpus"),
         ("", None, "unknown transform ''"),
         ("none", "8", "dimensions '8' are for transforms without a number"),
-        (None, "8,x", "dimensions '8,x': expected numbers from 1"),
-        (None, "0", "expected numbers from 1"),
+        (None, "8,x", "dimensions '8,x': expected all or numbers from 1"),
+        (None, "0", "expected all or numbers from 1"),
         ("none,whiten-auto", None, "'whiten-auto' chooses one dimension"),
     ],
 )
@@ -268,6 +269,17 @@ def test_a_cell_that_cannot_be_fitted_says_why_and_ends_nothing(tiny_model: Path
     )
 
 
+def test_all_dimensions_are_those_that_the_vectors_have(tiny_model: Path, own_cache: Path) -> None:
+    found = swept(tiny_model, "whiten-all,whiten-31,whiten-32:eps=0,rotate-all", poolings="last-avg,max")
+    cells = {(cell.pooling, cell.transform): cell for cell in found.cells}
+    # Behind a layer norm one direction of an average is empty, and of a maximum none.
+    assert cells["last-avg", "whiten-all"].fitted == "whiten-31"
+    assert cells["last-avg", "whiten-all"].spearman == cells["last-avg", "whiten-31"].spearman
+    assert cells["max", "whiten-all"].fitted == "whiten-32"
+    assert cells["max", "whiten-all"].spearman == cells["max", "whiten-32:eps=0"].spearman
+    assert "whiten-all: 31 dimensions of last-avg" in as_table(found)
+
+
 def test_without_pairs_to_choose_on_nothing_is_marked(tiny_model: Path, own_cache: Path) -> None:
     found = swept(tiny_model, "none,rotate-8", choosing=False)
     assert found.best is found.interval is None
@@ -376,7 +388,7 @@ def test_sweep_of_a_set_without_dev_says_so(files: Path, tiny_model: Path, retr:
         (["test.tsv", "--fit", "dev.tsv", "--choose-on", "test.tsv"], 2, "is test.tsv itself, which is measured"),
         (["lcqmc", "--data", "data", "--choose-on", "test"], 2, "nothing is learnt from a test split"),
         (["test.tsv", "--transform", "shrink-8"], 2, "unknown transform 'shrink-8'"),
-        (["test.tsv", "--dims", "many"], 2, "dimensions 'many': expected numbers from 1"),
+        (["test.tsv", "--dims", "many"], 2, "dimensions 'many': expected all or numbers from 1"),
         (["test.tsv", "--pool", "cls,first"], 2, "unknown pooling 'first'"),
         (["test.tsv", "--chart", "a.pdf"], 2, "'a.pdf': expected a name that ends with .png or .svg"),
         (["test.tsv", "--chart", "none/a.svg"], 2, "there is no folder 'none'"),

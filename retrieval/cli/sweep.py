@@ -53,7 +53,11 @@ def sweep(
         ),
     ] = None,
     dims: Annotated[
-        str | None, typer.Option(help="Dimensions that are kept. Default: all, 256, 128, 64.", metavar="M,...")
+        str | None,
+        typer.Option(
+            help="Dimensions that are kept; all: as many as the vectors have. Default: all, 256, 128, 64.",
+            metavar="M,...",
+        ),
     ] = None,
     fit: Annotated[
         str | None,

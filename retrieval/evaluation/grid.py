@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from retrieval.encoders.pooling import check_pooling
 from retrieval.errors import UsageError
@@ -16,6 +16,7 @@ USUAL_POOLINGS = ("last-avg", "last2-avg", "first-last-avg", "cls", "layers-0")
 _DIMENSIONS = (256, 128, 64)
 _KINDS = ("whiten", "soft", "rotate")
 _LEAST_SOFT = 128
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class Transforms:
 
     Parameters
     ----------
-    names : `none`, `flow`, full specs as `whiten-256`, and kinds without a number, which take each of `dimensions`.
-        Empty: none, whiten, soft and rotate.
-    dimensions : empty: all, 256, 128 and 64.
+    names : `none`, `flow`, full specs as `whiten-256` or `whiten-all`, and kinds without a number, which take each of
+        `dimensions`. Empty: none, whiten, soft and rotate.
+    dimensions : numbers or `all`; empty: all, 256, 128 and 64.
     """
 
     names: tuple[str, ...] = ()
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int | str, ...] = ()
 
     @property
     def need_fit(self) -> bool:
@@ -38,32 +39,48 @@ class Transforms:
         return set(self.names) != {NONE}
 
     def specs(self, dimension: int) -> dict[str, Spec]:
-        """By name, in the order in which they were asked for.
+        """By name, in the order in which they were asked for; those of `all` keep d dimensions: see `keeps_all`.
 
         Parameters
         ----------
         dimension : d of the encoder.
         """
-        wanted: list[Spec] = []
+        wanted: dict[str, Spec] = {}
         for name in self.names or (NONE, *_KINDS):
-            kind, _, parts = name.partition(":")
-            if kind not in _KINDS:
-                wanted.append(_parse(name))
+            kind, m, parts = _parts(name)
+            if kind is None:
+                spec = _parse(name)
+                wanted[str(spec) if spec else NONE] = spec
                 continue
-            for m in self.dimensions or self._usual(kind, dimension):
-                spec = _parse(f"{kind}-{m}" + (f":{parts}" if parts else ""))
-                if isinstance(spec, TransformSpec) and m == dimension and "eps" not in parts:
-                    spec = replace(spec, eps=0.0)  # all dimensions: also the one that a layer norm leaves empty
-                wanted.append(spec)
-        return {str(spec) if spec else NONE: spec for spec in wanted}
+            for kept in (m,) if m else self.dimensions or self._usual(kind, dimension):
+                spec = _parse(f"{kind}-{dimension if kept == ALL else kept}{parts}")
+                _, _, numbers = str(spec).partition(":")
+                wanted[f"{kind}-{kept}" + (f":{numbers}" if numbers else "")] = spec
+        return wanted
 
-    def _usual(self, kind: str, dimension: int) -> Iterator[int]:
+    def _usual(self, kind: str, dimension: int) -> Iterator[int | str]:
         """All dimensions only where that changes more than the axes; soft not where it was never best."""
         if kind == "whiten":
-            yield dimension
+            yield ALL
         least = _LEAST_SOFT if kind == "soft" and not self.names else 1
         cuts = [m for m in _DIMENSIONS if least <= m < dimension]
         yield from cuts or [max(1, dimension // 2)]
+
+
+def keeps_all(name: str) -> bool:
+    """Whether a transform keeps as many dimensions as the vectors turn out to have.
+
+    The layer norm at the end of a model leaves one direction empty but for rounding. Whitening would make that as long
+    as any other, and the figure would change with the processor.
+    """
+    return name.partition(":")[0].endswith(f"-{ALL}")
+
+
+def _parts(name: str) -> tuple[str | None, str, str]:
+    """`whiten-all:eps=0` -> whiten, all, :eps=0; whiten -> whiten and two empty texts; None for all others."""
+    head, colon, numbers = name.partition(":")
+    kind = head.removesuffix(f"-{ALL}")
+    return (kind, ALL if head != kind else "", colon + numbers) if kind in _KINDS else (None, "", "")
 
 
 def parse_transforms(transforms: str | None, dimensions: str | None) -> Transforms:
@@ -80,23 +97,22 @@ def parse_transforms(transforms: str | None, dimensions: str | None) -> Transfor
             names[-1] += f",{piece.strip()}"
         else:
             names.append(piece.strip())
-    numbers = []
+    kept: list[int | str] = []
     for piece in dimensions.split(",") if dimensions is not None else ():
-        if not re.fullmatch(r"[0-9]+", piece.strip()) or int(piece) == 0:
-            raise UsageError(f"dimensions {dimensions!r}: expected numbers from 1, as in 256,128,64")
-        numbers.append(int(piece))
-    open_kinds = False
+        number = piece.strip()
+        if number != ALL and (not re.fullmatch(r"[0-9]+", number) or int(number) == 0):
+            raise UsageError(f"dimensions {dimensions!r}: expected {ALL} or numbers from 1, as in {ALL},256,128")
+        kept.append(ALL if number == ALL else int(number))
     for name in names:
         if name == AUTO:
             raise UsageError(f"transform {AUTO} sees a corpus; a sweep tries them all: name some, or leave it out")
-        kind, colon, parts = name.partition(":")
-        open_kinds |= kind in _KINDS
-        _parse(f"{kind}-1{colon}{parts}" if kind in _KINDS else name)
-    if numbers and names and not open_kinds:
+        kind, _, parts = _parts(name)
+        _parse(f"{kind}-1{parts}" if kind else name)
+    if kept and names and not any(name.partition(":")[0] in _KINDS for name in names):
         raise UsageError(
             f"dimensions {dimensions!r} are for transforms without a number of their own: {', '.join(_KINDS)}"
         )
-    return Transforms(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(numbers)))
+    return Transforms(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(kept)))
 
 
 def _parse(name: str) -> Spec:

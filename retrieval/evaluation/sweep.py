@@ -20,7 +20,7 @@ from retrieval.encoders.pooling import OWN_MODULES
 from retrieval.errors import TransformError
 from retrieval.evaluation.correlation import Floats, auc, is_binary, pearson, spearman
 from retrieval.evaluation.evaluate import SEED, measured_pairs, other_pairs, sentences_to_fit
-from retrieval.evaluation.grid import USUAL_POOLINGS, Spec, Transforms, is_flow
+from retrieval.evaluation.grid import USUAL_POOLINGS, Spec, Transforms, is_flow, keeps_all
 from retrieval.evaluation.measures import measure
 from retrieval.evaluation.pairs import Pairs
 from retrieval.evaluation.scoring import EncodedTexts
@@ -63,6 +63,8 @@ class Cell:
     auc: float | None
     choosing: float | None
     """Spearman on the pairs of the choice."""
+    fitted: str = ""
+    """The transform with the number of dimensions that it came to: `whiten-383` for `whiten-all`."""
     refused: str = ""
     """Why there is no value, in a word or two: `rank 383`."""
     why: str = ""
@@ -229,10 +231,12 @@ class _Measured:
                 self._measure(pooling, name, spec, encoded, moments)
             except TransformError as error:
                 refused = _refusal(spec, moments, encoded.dimension)
-                self.cells.append(Cell(pooling, name, None, None, None, None, None, refused, str(error)))
+                self.cells.append(Cell(pooling, name, None, None, None, None, None, refused=refused, why=str(error)))
             advance(1)
 
     def _measure(self, pooling: str, name: str, spec: Spec, encoded: EncodedTexts, moments: Moments | None) -> None:
+        if isinstance(spec, TransformSpec) and moments is not None and keeps_all(name):
+            spec = replace(spec, m=max(1, rank_of(moments, beta=spec.beta, eps=spec.eps)))
         transform = encoded.fit(spec, self.task.fit_texts, moments) if spec is not None else None
         pairs, choosing = self.task.pairs, self.task.choosing
         scores = encoded.cosines(pairs.first, pairs.second, transform)
@@ -247,6 +251,7 @@ class _Measured:
             pearson(scores, pairs.labels),
             auc(scores, pairs.labels) if is_binary(pairs.labels) else None,
             chosen,
+            str(spec) if spec else NONE,
         )
         self.cells.append(cell)
         if chosen is not None and chosen > self._highest:

@@ -7,6 +7,7 @@ from typing import Any
 
 from retrieval.evaluation.bootstrap import LEVEL
 from retrieval.evaluation.charts import Chart, Series, heat_map, line_chart
+from retrieval.evaluation.grid import keeps_all
 from retrieval.evaluation.sweep import Cell, Sweep
 from retrieval.evaluation.tables import UNDEFINED, latex, markdown_text, one_line
 from retrieval.transforms.spec import NONE
@@ -19,8 +20,9 @@ _MARK = "*"
 def as_json(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """One object a cell; fractions, not percent; an undefined or refused value is null, and `refused` says why.
 
-    dataset, split, path, md5, n, model, pooling, backend, precision, fingerprint, transform, dimension, fitted_on,
-    spearman, pearson, auc, refused, choice null or {on, md5, n, spearman}, best, interval (of the best's spearman).
+    dataset, split, path, md5, n, model, pooling, backend, precision, fingerprint, transform, dimension, fitted (the
+    transform to give `retr eval`), fitted_on, spearman, pearson, auc, refused, choice null or {on, md5, n, spearman},
+    best, interval (of the best's spearman).
     """
     task = sweep.task
     for cell in sweep.cells:
@@ -36,6 +38,7 @@ def as_json(sweep: Sweep) -> Iterator[dict[str, Any]]:
             **sweep.systems[cell.pooling],
             "transform": cell.transform,
             "dimension": cell.dimension,
+            "fitted": cell.fitted or None,
             "fitted_on": task.fit_name if cell.transform != NONE else None,
             "spearman": cell.spearman,
             "pearson": cell.pearson,
@@ -211,6 +214,11 @@ def _notes(sweep: Sweep, marked: str = f"marked {_MARK}") -> list[str]:
         notes.append(f"transforms fitted on {one_line(task.fit_name)}, without labels")
     runs = dict.fromkeys(f"{system['backend']}, {system['precision']}" for system in sweep.systems.values())
     notes.append(f"{one_line(sweep.model)}: {'; '.join(runs)}")
+    kept: dict[tuple[str, int], list[str]] = {}
+    for cell in sweep.cells:
+        if keeps_all(cell.transform) and cell.dimension is not None:
+            kept.setdefault((cell.transform, cell.dimension), []).append(cell.pooling)
+    notes += [f"{name}: {m} dimensions of {', '.join(poolings)}" for (name, m), poolings in kept.items()]
     reasons: dict[str, list[str]] = {}
     for cell in sweep.cells:
         if cell.refused:
