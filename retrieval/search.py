@@ -55,6 +55,7 @@ class Index:
         self._documents, self._vectors, self._allowed = documents, vectors, allowed
         self._filters: dict[str, NDArray[np.bool_]] = {}
         self._encoder: Encoder | None = None
+        self._is_own_encoder = False  # loaded out of the folder: its graph may go on to this index's vectors
         self._loader = StoredEncoder(path, manifest)
 
     @classmethod
@@ -289,7 +290,7 @@ class Index:
         output = None if path is None else Path(path)
         reindex(self.path, ReindexOptions(transform, index, refit), output=output, progress=progress)
         if output is not None:
-            return Index.open(output, encoder=self._encoder)
+            return Index.open(output, encoder=None if self._is_own_encoder else self._encoder)
         self.reopen()
         return self
 
@@ -302,8 +303,9 @@ class Index:
         if _entries(before, layout.TRANSFORM) != _entries(self.manifest, layout.TRANSFORM):
             self.__dict__.pop("transform", None)
         self._loader = StoredEncoder(self.path, self.manifest, loader.device, loader.trust_remote_code, loader.progress)
-        if _entries(before, layout.ENCODER) != _entries(self.manifest, layout.ENCODER):
-            self._encoder = None
+        own = self._is_own_encoder and _entries(before, layout.ENCODER) != _entries(self.manifest, layout.ENCODER)
+        if own or before.encoder["fingerprint"] != self.manifest.encoder["fingerprint"]:
+            self._encoder, self._is_own_encoder = None, False
 
     @property
     def encoder(self) -> Encoder:
@@ -312,7 +314,7 @@ class Index:
             self._check_unchanged(layout.ENCODER)
             encoder = self._loader.load()
             self._check_unchanged(layout.ENCODER)
-            self._encoder = encoder
+            self._encoder, self._is_own_encoder = encoder, True
         return self._encoder
 
     @cached_property
@@ -402,6 +404,8 @@ class Index:
 
     def _filtered(self, where: str) -> NDArray[np.bool_]:
         """The rows that a search may find under a condition; that of the last one is remembered."""
+        if not isinstance(where, str):
+            raise UsageError(f"where is {type(where).__name__} {where!r}, expected a condition as text")
         if where not in self._filters:
             from retrieval.index.filters import matching_rows
 
@@ -412,9 +416,10 @@ class Index:
     def _search_batch(
         self, queries: list[str], k: int, min_score: float | None, allowed: NDArray[np.bool_] | None, dedup: bool
     ) -> list[list[Hit]]:
-        vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
+        encoder = self.encoder
+        vectors = graph_vectors(encoder, queries, self._vectors.dimension) if self._is_own_encoder else None
         if vectors is None:
-            vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self.transform)
+            vectors = unit_vectors(encoder.encode(queries, kind="query"), self.transform)
         if not np.isfinite(vectors).all():
             place = int(np.argmin(np.isfinite(vectors).all(axis=1)))
             raise EncoderError(f"the encoder gives NaN or infinity for the query {queries[place]!r}")

@@ -147,6 +147,16 @@ def test_a_reindexed_graph_gives_the_vectors_that_the_index_holds(
     assert found(retr, TEXTS[0], "-i", "other") == before
 
 
+def test_a_graph_that_is_loaded_does_not_outlive_its_transform(shop: Path, tmp_path: Path) -> None:
+    index = Index.open(shop)
+    before = index.search(TEXTS[:5], 3)
+    other = index.reindex(tmp_path / "other", transform="rotate-8")
+    assert [hits[0].text for hits in other.search(TEXTS[:5], 3)] == TEXTS[:5]
+    assert index.search(TEXTS[:5], 3) == before
+    index.reindex(transform="rotate-8")
+    assert index.search(TEXTS[:5], 3) == other.search(TEXTS[:5], 3) != before
+
+
 def test_a_flow_takes_the_end_of_the_graph_away(tmp_path: Path, tiny_model: Path, retr: Retr) -> None:
     texts = random_texts(150, seed=3)
     (tmp_path / "c.txt").write_text("\n".join(texts), encoding="utf-8")

@@ -401,6 +401,35 @@ def test_a_reader_keeps_answering_as_it_was_opened(tmp_path: Path, encoder: Made
     assert warm.search(TEXTS[:5], 60) == writer.search(TEXTS[:5], 60)
 
 
+def test_readers_never_fail_while_an_index_changes(tmp_path: Path, encoder: MadeUpEncoder) -> None:
+    import threading
+
+    index = built(tmp_path, encoder, 60, transform="whiten-8")
+    failures: list[BaseException] = []
+    sizes: set[int] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                opened = Index.open(tmp_path / "i", encoder=MadeUpEncoder())
+                sizes.add(len(opened))
+                assert len(opened.search(TEXTS[0], 100, where="year >= 2015")[0]) == len(opened)
+            except BaseException as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(6):
+        index.add(more(tmp_path, {"id": f"n{turn}", "text": TEXTS[100 + turn], "year": 2020}))
+        index.delete([f"n{turn}"])
+        index.reindex(transform="none" if turn % 2 else "whiten-8")
+    done.set()
+    reader.join()
+    assert [str(failure) for failure in failures if "was built again" not in str(failure)] == []
+    assert sizes <= {60, 61}
+
+
 def test_two_writers_are_kept_apart(tmp_path: Path) -> None:
     class Meddling(MadeUpEncoder):
         tries = 0
