@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,7 +90,9 @@ class _OpenVinoSession:
         return self._openvino.Model([model.output(VECTOR)], [entry])
 
     def _compile(self, model: Any, precision: str) -> Any:
-        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
+        hints: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
+        if threads := _threads():
+            hints["INFERENCE_NUM_THREADS"] = threads
         return self._core.compile_model(model, "CPU", hints).create_infer_request()
 
     def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
@@ -105,6 +108,7 @@ class _OnnxRuntimeSession:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _threads()
         # Threads that spin while they wait slow down everything else on a shared machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
@@ -113,6 +117,12 @@ class _OnnxRuntimeSession:
 
     def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
         return np.asarray(self._session.run([output], feeds)[0], dtype=np.float32)
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, which torch and FAISS read themselves; 0 where it says nothing."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
 _SESSIONS: dict[str, type[_OpenVinoSession] | type[_OnnxRuntimeSession]] = {

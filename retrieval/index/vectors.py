@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
+from retrieval.index.gpu import on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import EXACT, INDEX_SPECS, Setting, factory_string, list_count
+from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -20,8 +26,8 @@ _SHARE_ALLOWED = 0.05
 _SHARE_CANDIDATES = 0.25
 """Of the rows: where so many would be refined, comparing all is no slower."""
 
-ANY_DIMENSION = 2520
-"""Divided by every number to 10: for checking a factory string before the dimension is known."""
+_ANY_DIMENSION = 256
+_UNPARSED = "could not parse"  # what index_factory says of a string that is none
 
 
 def faiss_conflict() -> str | None:
@@ -35,20 +41,30 @@ def faiss_conflict() -> str | None:
     )
 
 
-def check_factory(spec: str, dimension: int) -> None:
+def check_factory(spec: str, dimension: int | None = None) -> None:
     """Refuse what FAISS's factory cannot build for vectors of so many dimensions.
+
+    Parameters
+    ----------
+    spec : `auto`, a kind, or a factory string
+    dimension : m; None where it is not known yet, which refuses only what is no factory string at all.
 
     Raises
     ------
     UsageError
         With the choices.
     """
+    if spec in INDEX_SPECS:
+        return
     try:
-        index = faiss.index_factory(dimension, factory_string(spec, dimension), faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
+        if dimension is None and _UNPARSED not in str(error):
+            return
+        shape = "" if dimension is None else f" for inner products of {dimension} dimensions"
         raise UsageError(
             f"unknown index {spec!r}: expected one of {', '.join(INDEX_SPECS)}, or a string that faiss.index_factory "
-            f"takes for inner products of {dimension} dimensions ({_reason(error)})"
+            f"takes{shape} ({_reason(error)})"
         ) from None
     if isinstance(layers(index)[-1], faiss.IndexNSG | faiss.IndexNNDescent):
         raise UsageError(f"the index {spec!r} takes all its vectors at once, and retr adds them in pieces: use hnsw")
@@ -67,6 +83,7 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
+        self._named = spec in KINDS
         factory = ("IDMap," if numbered else "") + factory_string(spec, dimension, rows)
         self._own(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
@@ -111,12 +128,24 @@ class VectorIndex:
     def setting(self, setting: Setting) -> None:
         write_setting(self._inner, setting)
 
-    def train(self, sample: NDArray[np.float32]) -> None:
+    @property
+    def lists(self) -> int:
+        """Inverted lists; 0 for a kind that has none."""
+        innermost = layers(self._inner)[-1]
+        return int(innermost.nlist) if isinstance(innermost, faiss.IndexIVF) else 0
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a vector that a search goes through before it refines, where FAISS tells."""
+        return int(getattr(layers(self._inner)[-1], "code_size", 4 * self.dimension))
+
+    def train(self, sample: NDArray[np.float32], device: str = "cpu") -> None:
         """Learn the centroids and codes of a kind that has such; nothing for another.
 
         Parameters
         ----------
-        sample : unit vectors, float32, shape (n, m): rows of the corpus, chosen at random.
+        sample : unit vectors, float32, shape (n, m): rows of the corpus, chosen at random
+        device : where k-means looks for the nearest centroids: `cpu` or `cuda`.
 
         Raises
         ------
@@ -126,10 +155,11 @@ class VectorIndex:
         if self.is_trained:
             return
         sample = self._checked(sample)
-        try:
-            self._index.train(sample)
-        except RuntimeError as error:
-            raise UsageError(f"{len(sample):,} vectors cannot train the index: {_reason(error)}") from None
+        with on_gpu(layers(self._inner)[-1], device), _quiet(self._named):
+            try:
+                self._index.train(sample)
+            except RuntimeError as error:
+                raise UsageError(f"{len(sample):,} vectors cannot train it: {_reason(error)}") from None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append unit vectors, float32, shape (n, m); they take the next rows."""
@@ -188,6 +218,21 @@ class VectorIndex:
         order = np.lexsort((rows, -scores), axis=1)
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
+    def candidates(
+        self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_], setting: Setting
+    ) -> NDArray[np.int64]:
+        """The rows that a search would refine, the nearest by their codes first, shape (q, count); -1: no more."""
+        mask = self._positions_allowed(allowed)
+        base = self._inner.base_index if isinstance(self._inner, faiss.IndexRefine) else self._inner
+        base = faiss.downcast_index(base)
+        if selective(base):
+            _, positions = base.search(queries, count, params=parameters(base, setting, mask))
+        else:
+            most = min(len(self), count + int((~mask).sum()))
+            _, positions = self._drop(base, queries, count, mask, most, setting)
+        rows: NDArray[np.int64] = positions if self._ids is None else np.where(positions >= 0, self._ids[positions], -1)
+        return rows
+
     def _positions_allowed(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """bool, shape (vectors,): by FAISS's positions, which leave rows of zeros out."""
         if allowed.ndim != 1 or allowed.dtype != np.bool_:
@@ -211,8 +256,11 @@ class VectorIndex:
         if mask is None or selective(self._inner):
             scores, positions = self._inner.search(queries, k, params=parameters(self._inner, setting, mask))
             return scores, positions
-        most = int(1.2 * k * len(self) / mask.sum()) + 32
-        return self._drop(self._inner, queries, k, mask, min(most, len(self)), setting)
+        share = mask.sum() / len(self)
+        most = min(len(self), int(1.2 * k / share) + 16)
+        if setting.k_factor:  # as many candidates that are allowed as where all are
+            setting = replace(setting, k_factor=max(1, setting.k_factor * k / share / most))
+        return self._drop(self._inner, queries, k, mask, most, setting)
 
     def _compare_all(
         self, queries: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None
@@ -275,6 +323,22 @@ class VectorIndex:
         return vectors
 
 
+@contextmanager
+def _quiet(named: bool) -> Iterator[None]:
+    """Keep what C++ says about few training points off the terminal; our own kinds have enough of them."""
+    if named:
+        yield
+        return
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _installed(distribution: str) -> bool:
     try:
         metadata.distribution(distribution)
@@ -284,4 +348,5 @@ def _installed(distribution: str) -> bool:
 
 
 def _reason(error: RuntimeError) -> str:
-    return str(error).splitlines()[0].split("Error: ")[-1]
+    """FAISS's message without the C++ function and line that it begins with."""
+    return re.sub(r"^Error in .*\.(cpp|h|cu):\d+: (Error: )?", "", str(error).splitlines()[0])

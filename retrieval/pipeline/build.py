@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from retrieval.encoders.load import FUSION_STATE, check_backend, load_to_build
 from retrieval.encoders.onnx import copy_graph, graph_of
 from retrieval.errors import IndexFolderError
 from retrieval.index import folder as layout
+from retrieval.index.building import Built
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
-from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import ANY_DIMENSION, VectorIndex, check_factory, faiss_conflict
+from retrieval.index.spec import Wanted, check_spec, choose_spec
+from retrieval.index.vectors import check_factory, faiss_conflict
 from retrieval.pipeline.encoding import encode_documents, tell_counts
 from retrieval.pipeline.staging import BUILD, Stages, commit, how_made, resolved, staged
 from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
-from retrieval.transforms.spec import AUTO, parse_transform
+from retrieval.transforms.spec import AUTO, TransformSpec, parse_transform
 from retrieval.types import NoProgress, Progress
 
 
@@ -49,6 +50,8 @@ class BuildOptions:
     """Encode everything anew, whatever is there already."""
     trust_remote_code: bool = False
     """Whether Python code that the model brings along may be run."""
+    wanted: Wanted = field(default_factory=Wanted)
+    """What a search has to find, and within what."""
 
 
 def build_index(
@@ -81,14 +84,14 @@ def build_index(
     output = resolved(output)
     if options.transform != AUTO:
         parse_transform(options.transform)
-    index_spec = resolve_spec(options.index)
-    check_factory(index_spec, ANY_DIMENSION)
+    check_spec(options.index)
+    check_factory(options.index)
     check_backend(options.backend, options.precision, options.device)
     progress = progress or NoProgress()
     if conflict := faiss_conflict():
         progress.note(conflict)
     with staged(output, BUILD, progress) as folder:
-        manifest = _Build(corpus, output, folder, options, index_spec, progress).run(encoder)
+        manifest = _Build(corpus, output, folder, options, progress).run(encoder)
         commit(folder, output, manifest)
     return manifest
 
@@ -102,11 +105,10 @@ class _Build:
         output: Path,
         folder: Path,
         options: BuildOptions,
-        index_spec: str,
         progress: Progress,
     ) -> None:
         self.corpus, self.output, self.folder, self.options = corpus, output, folder, options
-        self.index_spec, self.progress = index_spec, progress
+        self.progress = progress
         self.stages = Stages()
         self.reused_shards = 0
 
@@ -131,6 +133,8 @@ class _Build:
                 )
         family, dimension = encoder.family, encoder.dimension
         spec = choose_transform(self.options.transform, family, dimension, len(documents), distinct, self.progress)
+        m = spec.m if isinstance(spec, TransformSpec) else dimension
+        check_factory(*choose_spec(self.options.index, len(documents), m, self.options.wanted)[:1], m)
         self._clear_encoder(FUSION_STATE if isinstance(encoder, FusionEncoder) else None)
         if isinstance(encoder, FusionEncoder):
             self._fit_fusion(encoder, documents)
@@ -158,12 +162,15 @@ class _Build:
             fitting = Fitting(shards, dimension, self.folder, self.output, forgiving, self.progress)
             transform, transform_info = fitting.fit(spec)
         with self.stages.timed("index"):
-            vectors = index_vectors(shards, transform, dimension, self.index_spec, self.progress)
+            options = self.options
+            built = index_vectors(
+                shards, transform, dimension, options.index, options.wanted, options.device, self.progress
+            )
         with self.stages.timed("write"):
-            vectors.save(self.folder / layout.VECTORS)
+            built.vectors.save(self.folder / layout.VECTORS)
             if has_graph:
-                complete_graph(self.folder / layout.ENCODER, transform, vectors.dimension)
-        return self._manifest(documents, distinct, encoder_info, shards, transform_info, vectors)
+                complete_graph(self.folder / layout.ENCODER, transform, built.vectors.dimension)
+        return self._manifest(documents, distinct, encoder_info, shards, transform_info, built)
 
     def _tell_what_is_replaced(self) -> None:
         with contextlib.suppress(IndexFolderError):
@@ -254,7 +261,7 @@ class _Build:
         encoder: dict[str, Any],
         shards: EmbeddingShards,
         transform: dict[str, Any],
-        vectors: VectorIndex,
+        built: Built,
     ) -> layout.Manifest:
         selection = self.corpus.selection
         return layout.Manifest(
@@ -277,7 +284,7 @@ class _Build:
             },
             encoder=encoder,
             transform=transform,
-            index={"spec": self.index_spec, "dimension": vectors.dimension, "vectors": len(vectors)},
+            index=built.to_json(),
             build=how_made(BUILD, self.stages, shards=shards.count, shards_reused=self.reused_shards),
             files=layout.list_files(self.folder),
         )

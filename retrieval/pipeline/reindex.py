@@ -24,8 +24,8 @@ from retrieval.errors import BuildError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import DocumentsWriter
 from retrieval.index.embeddings import Embeddings, EmbeddingShards, EmbeddingsKey
-from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import ANY_DIMENSION, check_factory
+from retrieval.index.spec import Wanted, check_spec
+from retrieval.index.vectors import check_factory
 from retrieval.pipeline.staging import REINDEX, Stages, commit, how_made, link_files, locked, resolved, staged
 from retrieval.pipeline.standing import Standing
 from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
@@ -45,6 +45,8 @@ class ReindexOptions:
     """Kind of index; None keeps it."""
     refit: bool = False
     """Fit the index's own transform anew, on the documents that it has now."""
+    wanted: Wanted | None = None
+    """The recall that is looked for, and within what; None keeps the recall."""
 
 
 def reindex(
@@ -71,7 +73,8 @@ def reindex(
     if options.transform not in (None, AUTO):
         parse_transform(str(options.transform))
     if options.index is not None:
-        check_factory(resolve_spec(options.index), ANY_DIMENSION)
+        check_spec(options.index)
+        check_factory(options.index)
     layout.read_manifest(index)
     index, progress = resolved(index), progress or NoProgress()
     target = index
@@ -108,12 +111,13 @@ class _Reindexing:
         with self.stages.timed("transform"):
             transform, info = self._transform(shards, dimension, linked)
         with self.stages.timed("index"):
-            spec = resolve_spec(self.options.index or old.index["spec"])
-            vectors = index_vectors(shards, transform, dimension, spec, self.progress)
+            wanted = self.options.wanted or Wanted(old.index.get("wanted_recall", Wanted.recall))
+            spec = self.options.index or old.index["spec"]
+            built = index_vectors(shards, transform, dimension, spec, wanted, "cpu", self.progress)
         with self.stages.timed("write"):
-            vectors.save(self.folder / layout.VECTORS)
+            built.vectors.save(self.folder / layout.VECTORS)
             if (self.folder / layout.ENCODER / GRAPH).exists():
-                complete_graph(self.folder / layout.ENCODER, transform, vectors.dimension)
+                complete_graph(self.folder / layout.ENCODER, transform, built.vectors.dimension)
                 linked.discard(f"{layout.ENCODER}/{GRAPH}")
         return layout.Manifest(
             created=datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -121,7 +125,7 @@ class _Reindexing:
             documents={**old.documents, "deleted": 0, "added": []},
             encoder=old.encoder,
             transform=info,
-            index={"spec": spec, "dimension": vectors.dimension, "vectors": len(vectors)},
+            index=built.to_json(),
             build=how_made(REINDEX, self.stages),
             files=layout.list_files(self.folder, {name: old.files[name] for name in linked}),
         )

@@ -11,9 +11,9 @@ from retrieval.encoders import catalog
 from retrieval.encoders.base import Family
 from retrieval.errors import BuildError, TransformError
 from retrieval.index import folder as layout
-from retrieval.index.building import build_vectors
+from retrieval.index.building import Built, build_vectors
 from retrieval.index.embeddings import EmbeddingShards
-from retrieval.index.vectors import VectorIndex
+from retrieval.index.spec import Wanted, choose_spec
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
 from retrieval.transforms.flow import LEAST_ROWS, Epoch, Flow
@@ -142,26 +142,39 @@ class Fitting:
 
 
 def index_vectors(
-    shards: EmbeddingShards, transform: Transform | None, dimension: int, spec: str, progress: Progress
-) -> VectorIndex:
-    """Transform all embeddings, and index them.
+    shards: EmbeddingShards,
+    transform: Transform | None,
+    dimension: int,
+    spec: str,
+    wanted: Wanted,
+    device: str,
+    progress: Progress,
+) -> Built:
+    """Transform all embeddings, choose the kind of index for them, and build it.
 
     Raises
     ------
     BuildError
         All are rows of zeros.
     """
-    vectors = build_vectors(
+    counts, rows = shards.counts(), shards.key.rows
+    m = transform.m if transform is not None else dimension
+    chosen, reason = choose_spec(spec, rows, m, wanted)
+    if reason:
+        progress.note(reason)
+    built = build_vectors(
         lambda: (unit_vectors(chunk, transform) for chunk in shards.chunks()),
-        shards.key.rows,
-        transform.m if transform is not None else dimension,
-        spec,
-        numbered=shards.counts()["without_vector"] > 0,
+        rows,
+        m,
+        chosen,
+        wanted=wanted,
+        numbered=counts["without_vector"] > 0,
+        device=device,
         progress=progress,
     )
-    if len(vectors) == 0:
+    if len(built.vectors) == 0:
         raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
-    return vectors
+    return built
 
 
 def complete_graph(folder: Path, transform: Transform | None, dimension: int) -> None:
