@@ -76,6 +76,10 @@ class Manifest:
         """How many documents are stored, those deleted since included."""
         return int(self.documents["count"]) + int(self.documents["deleted"])
 
+    def entries(self, name: str) -> dict[str, dict[str, Any]]:
+        """What is said of a file, or of the files of a folder: equal entries, equal content."""
+        return {file: entry for file, entry in self.files.items() if PurePosixPath(file).parts[0] == name}
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
 
