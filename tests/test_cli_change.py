@@ -194,3 +194,19 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(shop: Path, tmp_path: P
         assert "Traceback" not in done.stderr
         assert (shop / "manifest.json").read_bytes() == before
         assert [path.name for path in (tmp_path / "indexes").iterdir()] == ["shop"]
+
+
+def test_a_second_writer_is_told_of_the_first(shop: Path, tmp_path: Path, retr: Retr) -> None:
+    from filelock import FileLock
+
+    (shop.parent / ".shop.building").mkdir()
+    before = (shop / "manifest.json").read_bytes()
+    with FileLock(shop.parent / ".shop.building" / "lock"):
+        for arguments in (("add", "more.csv"), ("delete", "q1"), ("reindex",), ("reindex", "-o", "other")):
+            done = retr(*arguments)
+            assert done.returncode == 1
+            assert "shop' (index, add, delete or reindex): give this one again when that one is done" in done.stderr
+            assert (shop / "manifest.json").read_bytes() == before
+    assert found(retr, TEXTS[1], "-k", "1") == ["q1"]
+    assert retr("delete", "q1").returncode == 0
+    assert not (shop.parent / ".shop.building").exists()

@@ -19,6 +19,7 @@ from retrieval import CorpusOptions, Index
 from retrieval.errors import BuildError, CorpusError, EncoderError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.spec import KINDS
+from retrieval.pipeline.add import add_documents
 from retrieval.transforms.apply import unit_vectors
 
 OPTIONS = CorpusOptions(id_column="id", keep=("year",))
@@ -507,7 +508,7 @@ def test_bad_additions_and_deletions_are_told_and_change_nothing(tmp_path: Path,
             return vectors
 
     index = built(tmp_path, Strange())
-    before = index.manifest
+    before, new = index.manifest, {"id": "n", "text": "新", "year": 1}
     cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: index.delete(["d1", "x", "y"]), UsageError, r"never had a document of id 'x', 'y' \(2 of 3 ids\)"),
         (lambda: index.delete([]), UsageError, "no id to delete"),
@@ -527,6 +528,14 @@ def test_bad_additions_and_deletions_are_told_and_change_nothing(tmp_path: Path,
         (lambda: index.add(more(tmp_path, {"id": "n", "text": " ", "year": 1})), CorpusError, "all 1 texts are blank"),
         (lambda: index.add(tmp_path / "none.jsonl"), CorpusError, "none.jsonl"),
         (lambda: index.add(more(tmp_path, {"id": "n", "text": "坏", "year": 1})), TransformError, "holds NaN"),
+        (
+            lambda: add_documents(tmp_path / "i", [more(tmp_path, new)], CorpusOptions(), lambda: MadeUpEncoder(8)),
+            EncoderError,
+            "was built by another encoder",
+        ),
+        (lambda: Index.open(tmp_path / "i", encoder=MadeUpEncoder(8)), EncoderError, "was built by another encoder"),
+        (lambda: index.search("a", where=b"year"), UsageError, "where is bytes"),  # type: ignore[arg-type]
+        (lambda: index.search("a", 0, where="year > 1"), UsageError, "k is 0"),
         (lambda: index.search("坏"), EncoderError, "NaN or infinity for the query '坏'"),
         (lambda: index.add(tmp_path / "c.jsonl", corpus=OPTIONS), UsageError, "keeps the columns"),
         (lambda: index.reindex(transform="whiten-17"), TransformError, "m = 17"),
