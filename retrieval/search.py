@@ -100,6 +100,7 @@ class Index:
         if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
             loader = StoredEncoder(folder, index.manifest, device, trust_remote_code, progress)
         index._loader = loader
+        index._use_gpu()
         return index
 
     @classmethod
@@ -328,6 +329,7 @@ class Index:
         self._loader = StoredEncoder(self.path, self.manifest, loader.device, loader.trust_remote_code, loader.progress)
         if _entries(before, layout.ENCODER) != _entries(self.manifest, layout.ENCODER):
             self._encoder = None
+        self._use_gpu()
 
     @property
     def encoder(self) -> Encoder:
@@ -413,6 +415,14 @@ class Index:
                 f"{expected[0]} and {expected[1]}; build it again"
             )
         return cls(folder, manifest, documents, vectors, Withheld.of(folder, manifest).allowed(), mmap)
+
+    def _use_gpu(self) -> None:
+        """Where the device is a GPU, batches are searched on it too, if FAISS can."""
+        if self._loader.device.startswith("cuda"):
+            try:
+                self._vectors.search_on(self._loader.device)
+            except UsageError as error:
+                self._loader.progress.note(f"vectors are searched on the CPU: {error}")
 
     def _check_unchanged(self, name: str) -> None:
         """What is loaded late must go with what was loaded when the index was opened; documents may come and go."""
