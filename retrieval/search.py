@@ -97,6 +97,7 @@ class Index:
         index = cls(folder, opened, loader, mmap)
         if encoder is not None:
             index._encoder = check_encoder(encoder, index.manifest.encoder, folder)
+        index._use_gpu()
         return index
 
     @classmethod
@@ -327,6 +328,7 @@ class Index:
         own = self._is_own_encoder and before.entries(layout.ENCODER) != now.entries(layout.ENCODER)
         if own or before.encoder["fingerprint"] != now.encoder["fingerprint"]:
             self._encoder, self._is_own_encoder = None, False
+        self._use_gpu()
 
     @property
     def encoder(self) -> Encoder:
@@ -374,6 +376,14 @@ class Index:
     def verify(self) -> None:
         """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""
         layout.check_files(self.path, self.manifest, every_hash=True)
+
+    def _use_gpu(self) -> None:
+        """Where the device is a GPU, batches are searched on it too, if FAISS can."""
+        if self._loader.device.startswith("cuda"):
+            try:
+                self._opened.vectors.search_on(self._loader.device)
+            except UsageError as error:
+                self._loader.progress.note(f"vectors are searched on the CPU: {error}")
 
     def _late(self, name: str, load: Callable[[], _Loaded]) -> _Loaded:
         """What is loaded late must go with what was loaded when the index was opened; documents may come and go."""
