@@ -33,7 +33,7 @@ from retrieval.index.vectors import VectorIndex, check_factory
 from retrieval.transforms.apply import unit_vectors
 
 ROWS, DIMENSION, QUERIES = 2000, 16, 20
-FACTORIES = ("OPQ8,IVF16,PQ8x4fs,Refine(SQfp16)", "PQ8x4fs", "RaBitQfs", "HNSW16", "PCA8,SQ8")
+FACTORIES = ("OPQ8,IVF16,PQ8x4fs,Refine(SQfp16)", "PQ8x4fs", "OPQ4,PQ4", "RaBitQfs", "HNSW16", "PCA8,SQ8")
 EVERY = (*KINDS, *FACTORIES)
 # What a stored vector is rounded to: float32 sums, float16 rotated first, 8 bits of each dimension's range.
 SCORE_TOLERANCE = {"flat": 2e-6, "ivf": 2e-6, "hnsw": 2e-6, "flat-sq8": 1.5e-2, "hnsw-sq8": 1.5e-2}

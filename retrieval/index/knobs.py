@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from retrieval.index.spec import Setting
 
-# FastScan without inverted lists, and graphs but HNSW, refuse to leave rows out while they search.
+# FastScan and product quantisers without inverted lists refuse to leave rows out while they search.
 _SELECTIVE = (
-    *(faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexPQ, faiss.IndexRaBitQ),
+    *(faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexRaBitQ),
     *(faiss.IndexIVF, faiss.IndexHNSW),
 )
 

@@ -145,10 +145,8 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[s
     if spec != AUTO:
         if spec in sizes:
             return spec, None
-        return (
-            "flat",
-            f"index flat, not {spec}: it learns from at least {KINDS[spec].least_rows:,} vectors, not {rows:,}",
-        )
+        least = KINDS[spec].least_rows
+        return "flat", f"index flat, not {spec}: it learns from at least {least:,} vectors, and there are {rows:,}"
     if rows <= _FLAT_ROWS or wanted.recall > _EXACT_RECALL:
         order: tuple[str, ...] = ("flat", "flat-fp16", "flat-sq8")
         reason = "few enough to compare all" if rows <= _FLAT_ROWS else f"recall {wanted.recall:g} wants exact search"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
-from retrieval.index.gpu import on_gpu
+from retrieval.index.gpu import gpu_copy, on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
 from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
@@ -26,6 +26,7 @@ _SHARE_ALLOWED = 0.05
 _SHARE_CANDIDATES = 0.25
 """Of the rows: where so many would be refined, comparing all is no slower."""
 
+_MOST_HITS_OF_GPU = 2048
 _ANY_DIMENSION = 256
 _UNPARSED = "could not parse"  # what index_factory says of a string that is none
 
@@ -95,6 +96,7 @@ class VectorIndex:
         self._inner = faiss.downcast_index(self._index.index) if numbered else self._index
         self._ids: NDArray[np.int64] | None = faiss.vector_to_array(self._index.id_map) if numbered else None
         self._rows = self._count_rows()
+        self._gpu: tuple[Any, Any] | None = None
 
     def _count_rows(self) -> int:
         if self._ids is None:
@@ -139,6 +141,16 @@ class VectorIndex:
         """Bytes of a vector that a search goes through before it refines, where FAISS tells."""
         return int(getattr(layers(self._inner)[-1], "code_size", 4 * self.dimension))
 
+    def search_on(self, device: str) -> None:
+        """Search batches on a GPU from now on, with a copy of the index there; what is saved stays the CPU's.
+
+        Raises
+        ------
+        UsageError
+            FAISS cannot use the GPU, or has no such kind for one.
+        """
+        self._gpu = gpu_copy(self._inner, device)
+
     def train(self, sample: NDArray[np.float32], device: str = "cpu") -> None:
         """Learn the centroids and codes of a kind that has such; nothing for another.
 
@@ -173,6 +185,7 @@ class VectorIndex:
         else:
             self._index.add(vectors)
         self._rows += len(vectors)
+        self._gpu = None  # which lacks them
 
     def search(
         self,
@@ -204,15 +217,18 @@ class VectorIndex:
         k = min(k, count)
         if k == 0:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        gpu = self._gpu if len(queries) > 1 and k <= _MOST_HITS_OF_GPU and setting is None else None
         setting = setting or self.setting
         if mask is not None and count == len(self):
             mask = None
-        if self._exhaustive(setting, k, count if mask is not None else None):
+        if gpu is not None and mask is None:
+            scores, positions = gpu[0].search(queries, k)
+        elif self._exhaustive(setting, k, count if mask is not None else None):
             scores, positions = self._compare_all(queries, k, mask)
         else:
             scores, positions = self._look(queries, k, mask, setting)
-            if (short := (positions < 0).any(axis=1)).any():
-                scores[short], positions[short] = self._compare_all(queries[short], k, mask)
+        if (short := (positions < 0).any(axis=1)).any():
+            scores[short], positions[short] = self._compare_all(queries[short], k, mask)
         scores = scores.clip(-1, 1)  # FAISS's sums of float32 products reach 1.0000008
         rows = positions if self._ids is None else self._ids[positions]
         order = np.lexsort((rows, -scores), axis=1)
