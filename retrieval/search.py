@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,14 @@ from retrieval.types import Hit, NoProgress, Progress
 
 if TYPE_CHECKING:
     from retrieval.corpus.reader import CorpusOptions
-    from retrieval.index.documents import Documents
+    from retrieval.index.opened import Opened
     from retrieval.index.spec import Setting, Wanted
-    from retrieval.index.vectors import VectorIndex
     from retrieval.pipeline.add import Addition
     from retrieval.pipeline.delete import Deletion
     from retrieval.transforms.base import Transform
     from retrieval.transforms.held_out import Fitness
 
+_Loaded = TypeVar("_Loaded")
 _BATCH_QUERIES = 4096
 _SPELLINGS = 16
 _MORE = 4
@@ -43,23 +43,18 @@ _EQUAL_SCORES = {"float32": 1e-6, "bf16": 5e-4, "int8": 5e-3}
 class Index:
     """An index folder that is open for search. Use `Index.open` or `Index.build`."""
 
-    def __init__(
-        self,
-        path: Path,
-        manifest: layout.Manifest,
-        documents: Documents,
-        vectors: VectorIndex,
-        allowed: NDArray[np.bool_] | None,
-        mmap: bool = True,
-    ) -> None:
+    def __init__(self, path: Path, opened: Opened, loader: StoredEncoder, mmap: bool = True) -> None:
         self.path = path
-        self.manifest = manifest
-        self._documents, self._vectors, self._allowed = documents, vectors, allowed
-        self._mmap = mmap
+        self._opened, self._loader, self._mmap = opened, loader, mmap
         self._settings: dict[float, Setting] = {}
         self._filters: dict[str, NDArray[np.bool_]] = {}
         self._encoder: Encoder | None = None
-        self._loader = StoredEncoder(path, manifest)
+        self._is_own_encoder = False  # loaded out of the folder: its graph may go on to this index's vectors
+
+    @property
+    def manifest(self) -> layout.Manifest:
+        """What the index is, as it was opened."""
+        return self._opened.manifest
 
     @classmethod
     def open(
@@ -94,12 +89,14 @@ class Index:
         loader = StoredEncoder(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
-        index = cls._open_whole(folder, mmap)
+        from retrieval.index.opened import Opened  # faiss and Arrow load while a preloaded encoder does
+
+        opened = Opened.open(folder, mmap)
+        if loader.manifest.created != opened.manifest.created:  # another build took the name meanwhile
+            loader = StoredEncoder(folder, opened.manifest, device, trust_remote_code, progress)
+        index = cls(folder, opened, loader, mmap)
         if encoder is not None:
             index._encoder = check_encoder(encoder, index.manifest.encoder, folder)
-        if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
-            loader = StoredEncoder(folder, index.manifest, device, trust_remote_code, progress)
-        index._loader = loader
         index._use_gpu()
         return index
 
@@ -227,7 +224,7 @@ class Index:
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
         setting = None if recall is None else self._setting(recall)
-        allowed = self._allowed if where is None else self._filtered(where)
+        allowed = self._opened.allowed if where is None else self._filtered(where)
         queries = [texts] if isinstance(texts, str) else list(texts)
         for place, query in enumerate(queries, 1):
             _check_query(place, query)
@@ -314,31 +311,31 @@ class Index:
         output = None if path is None else Path(path)
         reindex(self.path, ReindexOptions(transform, index, refit), output=output, progress=progress)
         if output is not None:
-            return Index.open(output, encoder=self._encoder)
+            return Index.open(output, encoder=None if self._is_own_encoder else self._encoder)
         self.reopen()
         return self
 
     def reopen(self) -> None:
         """Hold the index as it stands in its folder now; the encoder stays loaded where it is still the same."""
+        from retrieval.index.opened import Opened
+
         before, loader = self.manifest, self._loader
-        fresh = self._open_whole(self.path, self._mmap)
-        self.manifest, self._filters, self._settings = fresh.manifest, {}, {}
-        self._documents, self._vectors, self._allowed = fresh._documents, fresh._vectors, fresh._allowed
-        if _entries(before, layout.TRANSFORM) != _entries(self.manifest, layout.TRANSFORM):
+        self._opened, self._filters, self._settings = Opened.open(self.path, self._mmap), {}, {}
+        now = self.manifest
+        self._loader = StoredEncoder(self.path, now, loader.device, loader.trust_remote_code, loader.progress)
+        if before.entries(layout.TRANSFORM) != now.entries(layout.TRANSFORM):
             self.__dict__.pop("transform", None)
-        self._loader = StoredEncoder(self.path, self.manifest, loader.device, loader.trust_remote_code, loader.progress)
-        if _entries(before, layout.ENCODER) != _entries(self.manifest, layout.ENCODER):
-            self._encoder = None
+        own = self._is_own_encoder and before.entries(layout.ENCODER) != now.entries(layout.ENCODER)
+        if own or before.encoder["fingerprint"] != now.encoder["fingerprint"]:
+            self._encoder, self._is_own_encoder = None, False
         self._use_gpu()
 
     @property
     def encoder(self) -> Encoder:
         """The encoder that built the index, loaded now if it was not yet."""
         if self._encoder is None:
-            self._check_unchanged(layout.ENCODER)
-            encoder = self._loader.load()
-            self._check_unchanged(layout.ENCODER)
-            self._encoder = encoder
+            self._encoder = self._late(layout.ENCODER, self._loader.load)
+            self._is_own_encoder = True
         return self._encoder
 
     @cached_property
@@ -346,9 +343,7 @@ class Index:
         """What the raw embeddings went through before they were indexed, loaded now if it was not yet."""
         if layout.TRANSFORM not in self.manifest.files:
             return None
-        transform = load_transform(self.path / layout.TRANSFORM)
-        self._check_unchanged(layout.TRANSFORM)
-        return transform
+        return self._late(layout.TRANSFORM, lambda: load_transform(self.path / layout.TRANSFORM))
 
     def fitness(self, queries: Sequence[str]) -> Fitness:
         """How queries look beside the documents that the index's transform was fitted on: an alarm for drift.
@@ -371,8 +366,7 @@ class Index:
             )
         for place, query in enumerate(queries, 1):
             _check_query(place, query)
-        fitted = SplitMoments.load(self.path / layout.MOMENTS).whole()
-        self._check_unchanged(layout.MOMENTS)
+        fitted = self._late(layout.MOMENTS, lambda: SplitMoments.load(self.path / layout.MOMENTS).whole())
         asked = Moments(fitted.dimension)
         for start in range(0, len(queries), _BATCH_QUERIES):
             embeddings = self.encoder.encode(queries[start : start + _BATCH_QUERIES], kind="query")
@@ -383,52 +377,22 @@ class Index:
         """Compare every file with its sha256 in the manifest; IndexFolderError names the first that differs."""
         layout.check_files(self.path, self.manifest, every_hash=True)
 
-    @classmethod
-    def _open_whole(cls, folder: Path, mmap: bool) -> Index:
-        """Open the parts of one build: another build may take the folder's name between two of them."""
-        manifest = layout.read_manifest(folder)
-        while True:
-            try:
-                index, damage = cls._open_parts(folder, manifest, mmap), None
-            except (IndexFolderError, OSError) as error:
-                index, damage = None, error
-            before, manifest = manifest, layout.read_manifest(folder)
-            if manifest.created == before.created:
-                if index is None:
-                    raise damage or IndexFolderError(f"'{folder}' cannot be opened")
-                return index
-
-    @classmethod
-    def _open_parts(cls, folder: Path, manifest: layout.Manifest, mmap: bool) -> Index:
-        # Imported here, so that an encoder that is preloaded has begun to load before them.
-        from retrieval.index.documents import Documents
-        from retrieval.index.vectors import VectorIndex
-        from retrieval.index.withheld import Withheld
-
-        layout.check_files(folder, manifest)
-        documents = Documents(*(folder / part / layout.DOCUMENTS for part in manifest.parts))
-        vectors = VectorIndex.load(folder / layout.VECTORS, mmap)
-        expected = manifest.rows, manifest.index.get("vectors")
-        if (len(documents), len(vectors)) != expected:
-            raise IndexFolderError(
-                f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
-                f"{expected[0]} and {expected[1]}; build it again"
-            )
-        return cls(folder, manifest, documents, vectors, Withheld.of(folder, manifest).allowed(), mmap)
-
     def _use_gpu(self) -> None:
         """Where the device is a GPU, batches are searched on it too, if FAISS can."""
         if self._loader.device.startswith("cuda"):
             try:
-                self._vectors.search_on(self._loader.device)
+                self._opened.vectors.search_on(self._loader.device)
             except UsageError as error:
                 self._loader.progress.note(f"vectors are searched on the CPU: {error}")
 
-    def _check_unchanged(self, name: str) -> None:
+    def _late(self, name: str, load: Callable[[], _Loaded]) -> _Loaded:
         """What is loaded late must go with what was loaded when the index was opened; documents may come and go."""
-        now = layout.read_manifest(self.path)
-        if now.encoder != self.manifest.encoder or _entries(now, name) != _entries(self.manifest, name):
-            raise IndexFolderError(f"index '{self.path}' was built again since it was opened: open it again")
+        try:
+            return load()
+        finally:
+            now = layout.read_manifest(self.path)
+            if now.encoder != self.manifest.encoder or now.entries(name) != self.manifest.entries(name):
+                raise IndexFolderError(f"index '{self.path}' was built again since it was opened: open it again")
 
     @property
     def _equal_scores(self) -> float:
@@ -446,11 +410,13 @@ class Index:
 
     def _filtered(self, where: str) -> NDArray[np.bool_]:
         """The rows that a search may find under a condition; that of the last one is remembered."""
+        if not isinstance(where, str):
+            raise UsageError(f"where is {type(where).__name__} {where!r}, expected a condition as text")
         if where not in self._filters:
             from retrieval.index.filters import matching_rows
 
-            matching = matching_rows(where, self._documents)
-            self._filters = {where: matching if self._allowed is None else matching & self._allowed}
+            matching = matching_rows(where, self._opened.documents)
+            self._filters = {where: matching if self._opened.allowed is None else matching & self._opened.allowed}
         return self._filters[where]
 
     def _search_batch(
@@ -462,9 +428,10 @@ class Index:
         dedup: bool,
         setting: Setting | None,
     ) -> list[list[Hit]]:
-        vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
+        encoder = self.encoder
+        vectors = graph_vectors(encoder, queries, self._opened.vectors.dimension) if self._is_own_encoder else None
         if vectors is None:
-            vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self.transform)
+            vectors = unit_vectors(encoder.encode(queries, kind="query"), self.transform)
         if not np.isfinite(vectors).all():
             place = int(np.argmin(np.isfinite(vectors).all(axis=1)))
             raise EncoderError(f"the encoder gives NaN or infinity for the query {queries[place]!r}")
@@ -473,7 +440,7 @@ class Index:
         # A few more than k: other spellings that the encoder takes for the same text may crowd the text itself out.
         wanted = k + _SPELLINGS
         while len(open_queries):
-            scores, rows = self._vectors.search(vectors[open_queries], wanted, allowed=allowed, setting=setting)
+            scores, rows = self._opened.vectors.search(vectors[open_queries], wanted, allowed=allowed, setting=setting)
             for i, query in enumerate(open_queries):
                 found[query] = self._hits(queries[query], scores[i], rows[i], k, dedup)
             if scores.shape[1] < wanted:  # these were all
@@ -485,7 +452,7 @@ class Index:
     def _hits(self, query: str, scores: NDArray[np.float32], rows: NDArray[np.int64], k: int, dedup: bool) -> list[Hit]:
         """The first k; among those of the best score a document that is the query itself comes first."""
         best = int((scores >= scores[:1] - self._equal_scores).sum())
-        documents = self._documents.take(rows[: len(rows) if dedup else max(k, best)].tolist())
+        documents = self._opened.documents.take(rows[: len(rows) if dedup else max(k, best)].tolist())
         hits = [
             Hit(document.pop("id"), float(score), document.pop("text"), document)
             for score, document in zip(scores, documents, strict=False)
@@ -497,11 +464,6 @@ class Index:
                 first.setdefault(hit.text, hit)
             hits = list(first.values())
         return hits[:k]
-
-
-def _entries(manifest: layout.Manifest, name: str) -> dict[str, Any]:
-    """What a manifest says of a file, or of the files of a folder."""
-    return {file: entry for file, entry in manifest.files.items() if file.split("/")[0] == name}
 
 
 def _check_query(place: int, query: object) -> None:

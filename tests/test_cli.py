@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Retr, random_texts
 
-COMMANDS = ("index", "query", "info", "models", "demo", "eval")
+COMMANDS = ("index", "query", "add", "delete", "reindex", "info", "models", "demo", "eval")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, write_documents
 from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.vectors import VectorIndex, check_factory
+from retrieval.index.withheld import Withheld
 from retrieval.storage import atomic_file, replace_folder
 from retrieval.transforms.apply import unit_vectors
 
@@ -137,8 +138,42 @@ def test_documents_are_read_back_by_row_across_batches(tmp_path: Path) -> None:
     assert list(documents.texts(1, 4)) == [(1, ["二", "三", "一"])]
     assert list(documents.texts(2, 2)) == []
     assert documents.take([4, 0]) == [{"id": "e", "text": "五", "n": 1}, {"id": "a", "text": "一", "n": 0}]
+    order = np.array([4, 0, 3, 2, 1, 4])
+    assert documents.gather(order) == documents.take(order.tolist())
+    assert documents.gather(order[:0]) == []
     assert documents.fields == {"n": "int64"}
     assert writer.first_rows().tolist() == [0, 1, 2, 0, 4]
+
+
+def test_several_files_are_one_corpus(tmp_path: Path) -> None:
+    write_documents([batch(["a", "b"], ["一", "二"]), batch(["c"], ["三"])], tmp_path / "1.arrow")
+    write_documents([batch(["d", "e"], ["一", "五"])], tmp_path / "2.arrow")
+    documents = Documents(tmp_path / "1.arrow", tmp_path / "2.arrow")
+    assert [document["id"] for document in documents.take(range(5))] == list("abcde")
+    rows, places = documents.find("text", pa.array(["五", "?", "一"]))
+    assert (rows.tolist(), places.tolist()) == ([0, 3, 4], [2, 2, 0])
+    kept = [
+        each["id"] for part in documents.batches(1, np.array([0, 0, 1, 0, 0], dtype=bool)) for each in part.to_pylist()
+    ]
+    assert kept == ["b", "d", "e"]
+    write_documents([pa.RecordBatch.from_pydict({"id": ["x"], "text": ["y"]})], tmp_path / "3.arrow")
+    with pytest.raises(IndexFolderError, match=r"3\.arrow has other columns than"):
+        Documents(tmp_path / "1.arrow", tmp_path / "3.arrow")
+
+
+def test_withheld_rows_are_read_back(tmp_path: Path) -> None:
+    withheld = Withheld.none(3).grown(np.array([False, True]))
+    assert withheld.deleted.tolist() == [False] * 5
+    withheld.deleted[[0, 4]] = True
+    withheld.save(tmp_path / "w.arrow")
+    again = Withheld.load(tmp_path / "w.arrow", 5)
+    assert again.deleted.tolist() == [True, False, False, False, True]
+    allowed = again.allowed()
+    assert allowed is not None
+    assert allowed.tolist() == [False, True, True, True, False]
+    assert Withheld.none(3).allowed() is None
+    with pytest.raises(IndexFolderError, match="cannot be read"):
+        Withheld.load(tmp_path / "w.arrow", 4)
 
 
 def test_texts_come_in_pieces_that_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from retrieval import CorpusOptions, Index
 from retrieval.errors import BuildError, CorpusError, EncoderError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.spec import KINDS
+from retrieval.pipeline.add import add_documents
 from retrieval.transforms.apply import unit_vectors
 
 OPTIONS = CorpusOptions(id_column="id", keep=("year",))
@@ -401,6 +402,35 @@ def test_a_reader_keeps_answering_as_it_was_opened(tmp_path: Path, encoder: Made
     assert warm.search(TEXTS[:5], 60) == writer.search(TEXTS[:5], 60)
 
 
+def test_readers_never_fail_while_an_index_changes(tmp_path: Path, encoder: MadeUpEncoder) -> None:
+    import threading
+
+    index = built(tmp_path, encoder, 60, transform="whiten-8")
+    failures: list[BaseException] = []
+    sizes: set[int] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                opened = Index.open(tmp_path / "i", encoder=MadeUpEncoder())
+                sizes.add(len(opened))
+                assert len(opened.search(TEXTS[0], 100, where="year >= 2015")[0]) == len(opened)
+            except BaseException as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(6):
+        index.add(more(tmp_path, {"id": f"n{turn}", "text": TEXTS[100 + turn], "year": 2020}))
+        index.delete([f"n{turn}"])
+        index.reindex(transform="none" if turn % 2 else "whiten-8")
+    done.set()
+    reader.join()
+    assert [str(failure) for failure in failures if "was built again" not in str(failure)] == []
+    assert sizes <= {60, 61}
+
+
 def test_two_writers_are_kept_apart(tmp_path: Path) -> None:
     class Meddling(MadeUpEncoder):
         tries = 0
@@ -478,7 +508,7 @@ def test_bad_additions_and_deletions_are_told_and_change_nothing(tmp_path: Path,
             return vectors
 
     index = built(tmp_path, Strange())
-    before = index.manifest
+    before, new = index.manifest, {"id": "n", "text": "新", "year": 1}
     cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: index.delete(["d1", "x", "y"]), UsageError, r"never had a document of id 'x', 'y' \(2 of 3 ids\)"),
         (lambda: index.delete([]), UsageError, "no id to delete"),
@@ -498,6 +528,14 @@ def test_bad_additions_and_deletions_are_told_and_change_nothing(tmp_path: Path,
         (lambda: index.add(more(tmp_path, {"id": "n", "text": " ", "year": 1})), CorpusError, "all 1 texts are blank"),
         (lambda: index.add(tmp_path / "none.jsonl"), CorpusError, "none.jsonl"),
         (lambda: index.add(more(tmp_path, {"id": "n", "text": "坏", "year": 1})), TransformError, "holds NaN"),
+        (
+            lambda: add_documents(tmp_path / "i", [more(tmp_path, new)], CorpusOptions(), lambda: MadeUpEncoder(8)),
+            EncoderError,
+            "was built by another encoder",
+        ),
+        (lambda: Index.open(tmp_path / "i", encoder=MadeUpEncoder(8)), EncoderError, "was built by another encoder"),
+        (lambda: index.search("a", where=b"year"), UsageError, "where is bytes"),  # type: ignore[arg-type]
+        (lambda: index.search("a", 0, where="year > 1"), UsageError, "k is 0"),
         (lambda: index.search("坏"), EncoderError, "NaN or infinity for the query '坏'"),
         (lambda: index.add(tmp_path / "c.jsonl", corpus=OPTIONS), UsageError, "keeps the columns"),
         (lambda: index.reindex(transform="whiten-17"), TransformError, "m = 17"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from retrieval.cli.bounds import LatencyOption, MemoryOption, RecallOption, ThreadsOption, parse_wanted
+from retrieval.cli.info import added_since_fit
 from retrieval.cli.options import (
     DebugOption,
     DeviceOption,
@@ -74,6 +75,8 @@ def add(
         f"{path}: {addition.added:,} added, {addition.replaced:,} replaced, {addition.unchanged:,} unchanged, "
         f"{addition.encoded:,} encoded; {_state(addition.manifest)}, {_seconds(started)}"
     )
+    for _, drift in added_since_fit(addition.manifest.transform):
+        progress.note(f"added {drift}")
     if hint := compaction_hint(addition.manifest):
         progress.note(hint)
 

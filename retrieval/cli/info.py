@@ -114,7 +114,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         ("pooling", f"{encoder['pooling']}, {prompts}, {length}{normalize}"),
         ("transform", _transform(transform)),
         *_held_out(transform),
-        *_added(transform),
+        *added_since_fit(transform),
         (
             "vectors",
             f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
@@ -154,7 +154,7 @@ def _held_out(transform: dict[str, Any]) -> list[tuple[str, str]]:
     return [] if ratio is None or shift is None else [("held out", f"a tenth of the vectors: {_fit(ratio, shift)}")]
 
 
-def _added(transform: dict[str, Any]) -> list[tuple[str, str]]:
+def added_since_fit(transform: dict[str, Any]) -> list[tuple[str, str]]:
     """How the vectors added since the transform was fitted look beside those that it was fitted on."""
     if (added := transform.get("added")) is None:
         return []

@@ -160,6 +160,19 @@ class Documents:
             documents.append(self._batch(batch).slice(row - int(self._starts[batch]), 1).to_pylist()[0])
         return documents
 
+    def gather(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """As `take`, quicker for many rows; loads what a query does without."""
+        documents: list[dict[str, Any]] = [{}] * len(rows)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(owners, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+            if len(places):
+                number = int(owners[places[0]])
+                taken = self._batch(number).take(pa.array(rows[places] - self._starts[number])).to_pylist()
+                for place, document in zip(places.tolist(), taken, strict=True):
+                    documents[place] = document
+        return documents
+
     def _batch(self, number: int) -> pa.RecordBatch:
         reader, i = self._places[number]
         return reader.get_batch(i)

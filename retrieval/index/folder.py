@@ -76,6 +76,10 @@ class Manifest:
         """How many documents are stored, those deleted since included."""
         return int(self.documents["count"]) + int(self.documents["deleted"])
 
+    def entries(self, name: str) -> dict[str, dict[str, Any]]:
+        """What is said of a file, or of the files of a folder: equal entries, equal content."""
+        return {file: entry for file, entry in self.files.items() if PurePosixPath(file).parts[0] == name}
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
 
@@ -180,12 +184,16 @@ def check_files(folder: Path, manifest: Manifest, *, every_hash: bool = False) -
                 f"{path} has {size:,} bytes, expected {entry['bytes']:,}: it was cut short or replaced; "
                 f"build the index again, or copy the folder whole"
             )
-        searched = name not in (MOMENTS, DRIFT) and EMBEDDINGS not in PurePosixPath(name).parts
-        actual = sha256_file(path) if every_hash else cached_sha256(path) if searched else entry["sha256"]
+        actual = sha256_file(path) if every_hash else cached_sha256(path) if is_searched(name) else entry["sha256"]
         if actual != entry["sha256"]:
             raise IndexFolderError(
                 f"{path} is not the file that was written (its sha256 differs): build the index again"
             )
+
+
+def is_searched(name: str) -> bool:
+    """Whether a search reads this file of an index."""
+    return name not in (MOMENTS, DRIFT) and EMBEDDINGS not in PurePosixPath(name).parts
 
 
 def find_indexes(root: Path) -> Iterator[tuple[Path, Manifest]]:

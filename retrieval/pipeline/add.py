@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from retrieval import __version__
 from retrieval.corpus.reader import Corpus, CorpusOptions
 from retrieval.encoders.base import Encoder, EncoderCounts, EncoderSettings
+from retrieval.encoders.stored import check_encoder
 from retrieval.errors import UsageError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
@@ -35,7 +36,7 @@ from retrieval.transforms.apply import unit_vectors
 from retrieval.types import NoProgress, Progress
 
 _INCOMING = "incoming.arrow"
-_COMPARED_ROWS = 2048
+_COMPARED_ROWS = 1 << 15
 _LONGEST_NUMBER = 18  # digits
 
 
@@ -159,7 +160,7 @@ class _Adding:
         same = np.zeros(len(incoming), dtype=bool)
         for start in range(0, len(rows), _COMPARED_ROWS):
             block = slice(start, start + _COMPARED_ROWS)
-            there, here = documents.take(rows[block].tolist()), incoming.take(places[block].tolist())
+            there, here = documents.gather(rows[block]), incoming.gather(places[block])
             same[places[block]] = [one == other for one, other in zip(there, here, strict=True)]
         return same, rows[~same[places]]
 
@@ -207,7 +208,7 @@ class _Adding:
         for each in joined:
             counts.update(each.counts())
         encode_documents(
-            self.load,
+            lambda: check_encoder(self.load(), encoder, self.standing.folder),
             documents,
             first_rows,
             shards,

@@ -5,6 +5,7 @@ Nothing is encoded and no encoder is loaded. Documents keep their ids and their 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def reindex(
         layout.check_output(output)
         target = resolved(output)
     with ExitStack() as stack:
-        if target != index:
+        if target != index and os.access(index.parent, os.W_OK):  # where nobody can write, nobody is writing
             stack.enter_context(locked(index))
         folder = stack.enter_context(staged(target, REINDEX, progress))
         manifest = _Reindexing(Standing.open(index), folder, options, target != index, progress).run()

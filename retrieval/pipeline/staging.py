@@ -24,6 +24,7 @@ from retrieval.storage import link_or_copy, remember_sha256, replace_folder, syn
 from retrieval.types import Progress
 
 BUILD, ADD, DELETE, REINDEX = "index", "add", "delete", "reindex"
+_LOCK = "lock"
 
 
 @dataclass
@@ -61,18 +62,15 @@ def locked(index: Path) -> Iterator[Path]:
     try:
         yield building
     finally:
-        if not any(path.name != lock_name for path in building.iterdir()):
+        if not any(path.name != _LOCK for path in building.iterdir()):
             shutil.rmtree(building, ignore_errors=True)
         lock.release()
-
-
-lock_name = "lock"
 
 
 def _lock(building: Path, index: Path) -> FileLock:
     while True:
         building.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(building / lock_name)
+        lock = FileLock(building / _LOCK)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -80,7 +78,7 @@ def _lock(building: Path, index: Path) -> FileLock:
                 f"another command is writing '{index}' (index, add, delete or reindex): give this one again when that "
                 f"one is done"
             ) from None
-        if (building / lock_name).exists():
+        if (building / _LOCK).exists():
             return lock
         lock.release()  # whoever held it has taken the folder away meanwhile
 
@@ -136,7 +134,8 @@ def commit(folder: Path, index: Path, manifest: layout.Manifest) -> None:
     sync_tree(folder)
     replace_folder(folder, index)
     for name, entry in manifest.files.items():
-        remember_sha256(index / name, entry["sha256"])
+        if layout.is_searched(name):
+            remember_sha256(index / name, entry["sha256"])
 
 
 def how_made(kind: str, stages: Stages, **more: Any) -> dict[str, Any]:
