@@ -31,10 +31,11 @@ from retrieval.encoders.load import FUSION_STATE, check_backend, load_to_build
 from retrieval.encoders.onnx import copy_graph, graph_of
 from retrieval.errors import BuildError, IndexFolderError, TransformError, UsageError
 from retrieval.index import folder as layout
+from retrieval.index.building import build_vectors
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import VectorIndex, faiss_conflict
+from retrieval.index.vectors import ANY_DIMENSION, VectorIndex, check_factory, faiss_conflict
 from retrieval.storage import remember_sha256, replace_folder, sync_tree
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
@@ -109,6 +110,7 @@ def build_index(
         raise UsageError(f"'{output}' is the current folder or holds it, and cannot be replaced: give another with -o")
     spec = None if options.transform == AUTO else parse_transform(options.transform)
     index_spec = resolve_spec(options.index)
+    check_factory(index_spec, ANY_DIMENSION)
     check_backend(options.backend, options.precision, options.device)
     progress = progress or NoProgress()
     if conflict := faiss_conflict():
@@ -433,12 +435,14 @@ class _Build:
         unknown = shards.counts()["without_vector"]
         if unknown == self.distinct:
             raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
-        vectors = VectorIndex(transform.m if transform is not None else dimension, self.index_spec, unknown > 0)
-        with self.progress.stage("indexing", "vectors", shards.key.rows) as advance:
-            for chunk in shards.chunks():
-                vectors.add(unit_vectors(chunk, transform))
-                advance(len(chunk))
-        return vectors
+        return build_vectors(
+            lambda: (unit_vectors(chunk, transform) for chunk in shards.chunks()),
+            shards.key.rows,
+            transform.m if transform is not None else dimension,
+            self.index_spec,
+            numbered=unknown > 0,
+            progress=self.progress,
+        )
 
     def _complete_graph(self, transform: Transform | None, dimension: int) -> None:
         """Let the graph go on to the indexed vectors; a flow stays outside of it, in `transform.safetensors`."""

@@ -18,7 +18,7 @@ from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, write_documents
 from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import VectorIndex
+from retrieval.index.vectors import VectorIndex, check_factory
 from retrieval.storage import atomic_file, new_folder, replace_folder
 from retrieval.transforms.apply import unit_vectors
 
@@ -113,8 +113,8 @@ def test_saved_vectors_are_read_back_exactly_and_nonsense_is_an_error(tmp_path: 
 
 
 def test_unknown_index_names_the_choices() -> None:
-    with pytest.raises(UsageError, match="unknown index 'tree': expected one of auto, flat"):
-        resolve_spec("tree")
+    with pytest.raises(UsageError, match=r"unknown index .tree.: expected one of auto, flat.* inner products of 8 dim"):
+        check_factory("tree", 8)
 
 
 def test_both_faiss_packages_at_once_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
