@@ -73,6 +73,7 @@ def test_faiss_and_torch_are_imported_only_where_they_are_owned() -> None:
         "gensim": {"encoders/word2vec.py"},
         "openvino": {"encoders/runtime.py"},
         "onnxruntime": {"encoders/runtime.py"},
+        "matplotlib": {"evaluation/drawing.py"},
         "typer": None,
     }
     for path in _modules():
