@@ -27,6 +27,8 @@ class CatalogEntry:
     pooling: str
     query_prompt: str = ""
     document_prompt: str = ""
+    passage_prompt: str | None = None
+    """Instead of document_prompt where documents answer queries rather than say the same; None: there is no other."""
 
     @property
     def transform(self) -> str:
@@ -42,18 +44,26 @@ _QWEN_INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passa
 # The authors give it for short queries that look for longer texts; pairs of questions are compared without.
 _BGE_INSTRUCTION = "为这个句子生成表示以用于检索相关文章："
 
+_PASSAGE = "passage: "
+
 
 def _e5(size: str, source: str | None = None) -> CatalogEntry:
     # "query: " on both sides is what the authors give for symmetric tasks: question against question.
     name = f"multilingual-e5-{size}"
-    return CatalogEntry(name, source or f"intfloat/{name}", "tuned", "last-avg", "query: ", "query: ")
+    return CatalogEntry(name, source or f"intfloat/{name}", "tuned", "last-avg", "query: ", "query: ", _PASSAGE)
 
 
 _ENTRIES = (
     _e5("small", BUNDLED),
     CatalogEntry("use-multilingual", USE, "tuned", "use"),
     CatalogEntry(
-        "intfloat/multilingual-e5-small", "intfloat/multilingual-e5-small", "tuned", "last-avg", "query: ", "query: "
+        "intfloat/multilingual-e5-small",
+        "intfloat/multilingual-e5-small",
+        "tuned",
+        "last-avg",
+        "query: ",
+        "query: ",
+        _PASSAGE,
     ),
     _e5("base"),
     _e5("large"),

@@ -107,7 +107,15 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
     CorpusError
         The file is not there (what was looked for, and where the set can be had, is said), or is malformed.
     """
-    dataset = DATASETS[name]
+    form, path = find_split(DATASETS[name], split, folder)
+    if path.suffix == ".json":
+        return read_json_pairs(path, name, split)
+    return read_columns(path, name, split, form.places, form.widths, form.header)
+
+
+def find_split(dataset: Dataset, split: str, folder: Path | None) -> tuple[Form, Path]:
+    """The file of a split, and its form. Raises UsageError and CorpusError as `load_dataset` does."""
+    name = dataset.name
     if split not in SPLITS:
         raise UsageError(f"{name} has no split {split!r}: expected one of {', '.join(SPLITS)}")
     if split in dataset.unlabelled:
@@ -121,10 +129,7 @@ def load_dataset(name: str, split: str, folder: Path | None) -> Pairs:
     if not folder.is_dir():
         raise CorpusError(f"no folder '{folder}': --data or RETR_DATA names the folder of the data sets")
     if (found := _find(dataset, split, folder)) is not None:
-        form, path = found
-        if path.suffix == ".json":
-            return read_json_pairs(path, name, split)
-        return read_columns(path, name, split, form.places, form.widths, form.header)
+        return found
     looked = ", ".join(form.file(split) for form in dataset.forms)
     raise CorpusError(
         f"the {split} split of {name} is not in '{folder}': looked for {looked}. "

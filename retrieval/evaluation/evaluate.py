@@ -225,7 +225,7 @@ def _fit_texts(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | No
     else:
         for file in find_files([wanted]):
             _check_other(pairs, is_set, md5_of(file.path) if file.path else "", f"--fit {wanted}", folder)
-        texts, name = _read_texts(wanted), wanted
+        texts, name = read_texts(wanted), wanted
     return texts, f"{name} ({len(texts):,} sentences)"
 
 
@@ -245,7 +245,7 @@ def _check_split(pairs: Pairs, is_set: bool, split: str, option: str) -> None:
         raise UsageError(f"{option} {split}: that split is measured; use another split, or a file")
 
 
-def _read_texts(source: str) -> list[str]:
+def read_texts(source: str) -> list[str]:
     """The texts of a corpus as `retr index` reads it, or both sentences of a file of pairs."""
     try:
         batches = list(Corpus([source], CorpusOptions()).batches())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.encoders.base import Encoder
+from retrieval.encoders.base import Encoder, TextKind
 from retrieval.evaluation.correlation import Floats
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
@@ -26,13 +26,16 @@ class EncodedTexts:
     Parameters
     ----------
     texts : any number, with repetitions; each distinct one is encoded once.
+    kind : which of the encoder's two prompts is put before each.
     """
 
-    def __init__(self, encoder: Encoder, texts: Sequence[str], progress: Progress | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder, texts: Sequence[str], progress: Progress | None = None, kind: TextKind = "document"
+    ) -> None:
         distinct = list(dict.fromkeys(texts))
         self._row = {text: row for row, text in enumerate(distinct)}
         with (progress or NoProgress()).stage("encoding", "texts", len(distinct)) as advance:
-            self._embeddings = encoder.encode(distinct, kind="document", on_batch=advance)
+            self._embeddings = encoder.encode(distinct, kind=kind, on_batch=advance)
 
     def __len__(self) -> int:
         """How many distinct texts were encoded."""
