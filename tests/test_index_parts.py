@@ -17,7 +17,6 @@ from retrieval.errors import CorpusError, DimensionError, IndexFolderError, Usag
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, write_documents
 from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
-from retrieval.index.spec import resolve_spec
 from retrieval.index.vectors import VectorIndex, check_factory
 from retrieval.storage import atomic_file, new_folder, replace_folder
 from retrieval.transforms.apply import unit_vectors

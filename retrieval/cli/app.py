@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from retrieval import __version__
+from retrieval.cli.bench import bench
 from retrieval.cli.build import index
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
@@ -42,6 +43,6 @@ def _global(
     """
 
 
-for command in (index, query, info, models, demo):
+for command in (index, query, info, models, demo, bench):
     app.command()(command)
 app.command("eval")(evaluate)

@@ -90,3 +90,10 @@ def parameters(index: Any, setting: Setting, mask: NDArray[np.bool_] | None) -> 
         elif selector is not None:
             found = faiss.SearchParameters(sel=selector)
     return found
+
+
+def set_threads(count: int | None) -> int:
+    """Let FAISS use so many threads, None leaves it as it is; how many it uses now."""
+    if count is not None:
+        faiss.omp_set_num_threads(count)
+    return int(faiss.omp_get_max_threads())
