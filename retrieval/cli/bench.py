@@ -100,7 +100,9 @@ def bench(
         int | None, typer.Option(help="Take so many of the vectors, at random.", min=1, metavar="N")
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often a batch is timed.", min=1)] = 5,
-    threads: Annotated[int | None, typer.Option(help="Threads of FAISS. Default: one a core.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of FAISS. Default: $OMP_NUM_THREADS, or one a core.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.", min=0)] = 0,
     output: Annotated[
         Path,
@@ -149,8 +151,7 @@ def bench(
     cuts = parse_cuts(transform, dims, source.dimension)
     if hdf5_out is not None:
         _check_hdf5_out(hdf5_out, len(cuts))
-    output.mkdir(parents=True, exist_ok=True)
-    check_chart_file(output / CHARTS[0])
+    check_chart_file(Path(CHARTS[0]))
     material = gather(source, hold_out=hold_out, sample=sample, seed=seed, progress=progress)
     for note in material.notes:
         progress.note(note)
@@ -190,6 +191,7 @@ def bench(
     job = Bench(material, Plan(cuts, kinds, k, recalls, rounds, seed), results, progress, labels, judgements)
     if hdf5_out is not None:
         export_cut(material, cuts[0], hdf5_out, progress)
+    output.mkdir(parents=True, exist_ok=True)
     job.run()
     report.write_report(results.content, output, command)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from retrieval.evaluation.bench.grid import TRANSFORMS
 from retrieval.evaluation.bench.results import CHARTS, PAGE, TABLE
 from retrieval.evaluation.bench.run import MEASURED, UNCUT
-from retrieval.evaluation.charts import Chart, Point, pareto_chart
+from retrieval.evaluation.charts import Chart, Point, pareto_chart, pareto_front
 from retrieval.evaluation.page import Code, Section, Table, html_page
 from retrieval.evaluation.tables import Sheet
 from retrieval.index.spec import KINDS, Setting
@@ -79,6 +80,9 @@ def notes(content: dict[str, Any]) -> list[str]:
             "the number behind a kind is the recall of cut that its search was set to reach, on documents and not on "
             "the queries measured; MiB is what the loaded index takes in memory."
         )
+    for row in content["rows"]:
+        if (share := row.get("recall_of_given_neighbors")) is not None:
+            lines.append(f"the neighbours that the source itself lists are the exact ones to {share:.2%}.")
     labels = next(iter(content["labels"].values()), None)
     if labels is not None:
         lines.append(
@@ -126,7 +130,7 @@ def draw(content: dict[str, Any]) -> dict[str, Chart]:
     k = content["inputs"]["k"]
     return {
         name: pareto_chart(
-            [Point(row["cut"], cost(row), 100 * row["recall_of_uncut"], row["index"]) for row in measured],
+            _points(measured, cost),
             title=f"recall@{k} against {label.split(',')[0]}: up and left is better",
             x_label=label,
             y_label=f"recall@{k} of the uncut vectors' nearest, %",
@@ -134,6 +138,18 @@ def draw(content: dict[str, Any]) -> dict[str, Chart]:
         )
         for name, (label, cost) in costs.items()
     }
+
+
+def _points(rows: Sequence[dict[str, Any]], cost: Callable[[dict[str, Any]], float]) -> list[Point]:
+    """A point a row. Of the settings of one index, those on the front have a name, and the one that finds most."""
+    points = [Point(row["cut"], cost(row), 100 * row["recall_of_uncut"], row["index"]) for row in rows]
+    best: dict[tuple[str, str], Point] = {}
+    for point in points:
+        known = best.setdefault((point.label, point.group), point)
+        if (point.y, -point.x) > (known.y, -known.x):
+            best[point.label, point.group] = point
+    named = {*best.values(), *(points[place] for place in pareto_front(points))}
+    return [point if point in named else replace(point, label="") for point in points]
 
 
 def as_html(content: dict[str, Any], charts: Sequence[Chart], command: str) -> str:

@@ -110,12 +110,19 @@ class Bench:
             self._exact = self._build(FLAT, None)
             self._truth = Truth.find(self._exact.index, unit_vectors(self.material.queries, None), self.plan.k)
             if not self.results.has(UNCUT, FLAT):
-                head = {"cut": UNCUT, "transform": "none", "m": self.material.source.dimension}
+                head = {"cut": UNCUT, "transform": "none", "m": self.material.source.dimension, **self._given()}
                 self._measure(head, [_Point(self._exact, Setting())], self._truth)
             for number, (cut, kinds) in enumerate(groups, 1):
                 self.progress.note(f"{cut}, {number} of {len(groups)}: {', '.join(kinds)}")
                 self._group(cut, kinds)
         self._measure_cut_labels()
+
+    def _given(self) -> dict[str, Any]:
+        """How many of the nearest the source's own list holds, where it has one and all its rows are documents."""
+        neighbors = self.material.source.neighbors
+        if neighbors is None or len(self.material) < self.material.source.rows:
+            return {}
+        return {"recall_of_given_neighbors": float(self._truth.recall(neighbors[self.material.asked]).mean())}
 
     def _group(self, cut: Cut, kinds: Sequence[str]) -> None:
         head = {"cut": str(cut), "transform": cut.transform, "m": cut.m}

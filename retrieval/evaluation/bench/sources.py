@@ -144,9 +144,10 @@ def as_float32(vectors: NDArray[np.generic]) -> NDArray[np.float32]:
 def _load_npy(path: Path) -> NDArray[np.generic]:
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise CorpusError(f"'{path}' cannot be read as .npy: {reason}") from None
+    except OSError as error:
+        raise CorpusError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError):
+        raise CorpusError(f"'{path}' is no whole .npy of numbers: write one with numpy.save") from None
     if not isinstance(vectors, np.ndarray):  # an .npz
         raise CorpusError(f"'{path}' holds several arrays: expected a .npy with one, shape (n, d)")
     return check_vectors(vectors, str(path))
