@@ -302,7 +302,7 @@ def test_output_that_is_a_file_or_another_folder(index: Path, tmp_path: Path, ti
     [
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").unlink(), "is not an index: it has no manifest.json"),
-        (lambda folder: _edit(folder, format_version=2), "format version 2, and this retr reads version 1"),
+        (lambda folder: _edit(folder, format_version=3), "format version 3, and this retr reads versions 1 to 2"),
         (lambda folder: _cut(folder / "vectors.faiss"), "vectors.faiss has"),
         (lambda folder: _cut(folder / "documents.arrow"), "documents.arrow has"),
         (lambda folder: _cut(folder / "transform.safetensors"), "transform.safetensors has"),

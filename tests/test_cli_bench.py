@@ -53,7 +53,7 @@ def test_bench_of_an_index_writes_a_report_with_labels(retr: Retr, tiny_model: P
         assert column in lines[3]
     assert lines[4].startswith("uncut flat ")
     assert "whiten-16, 1 of 4: flat, pqfs, ivf" in done.stderr
-    assert "ivf learns from at least 1,000 vectors, there are 800" in done.stdout
+    assert "ivf learns from at least 1,024 vectors, there are 800" in done.stdout
     content = results(tmp_path / "report")
     assert content["inputs"]["threads"] >= 1
     assert content["machine"]["versions"].keys() >= {"retr", "python", "numpy"}

@@ -68,7 +68,7 @@ def test_imports_point_down_the_layers(path: Path) -> None:
 
 def test_faiss_and_torch_are_imported_only_where_they_are_owned() -> None:
     owners = {
-        "faiss": {"index/vectors.py", "index/knobs.py"},
+        "faiss": {"index/vectors.py", "index/knobs.py", "index/gpu.py"},
         "torch": {f"encoders/{name}.py" for name in TORCH_MODULES} | {"transforms/flow_training.py"},
         "gensim": {"encoders/word2vec.py"},
         "openvino": {"encoders/runtime.py"},
@@ -166,19 +166,20 @@ def test_readme_names_the_two_commands_and_every_command_of_retr(name: str) -> N
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
-    for command in ("index", "query", "info", "models", "demo", "eval", "bench"):
+    for command in ("index", "query", "add", "delete", "reindex", "info", "models", "demo", "eval", "bench"):
         assert re.search(rf"^retr {command}\b", text, re.MULTILINE), command
 
 
 def test_options_in_the_readme_exist() -> None:
     from retrieval.cli.bench import bench
     from retrieval.cli.build import index
+    from retrieval.cli.change import add, delete, reindex
     from retrieval.cli.evaluate import evaluate
     from retrieval.cli.info import info
     from retrieval.cli.query import query
 
     known = {"--help", "--version"}
-    for function in (index, query, info, evaluate, bench):
+    for function in (index, query, add, delete, reindex, info, evaluate, bench):
         for name in inspect.signature(function).parameters:
             known.add("--" + name.removeprefix("as_").replace("_", "-"))
     for document in ("README.md", "README.zh.md"):

@@ -9,6 +9,7 @@ import typer
 from retrieval import __version__
 from retrieval.cli.bench import bench
 from retrieval.cli.build import index
+from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
 from retrieval.cli.info import info
@@ -43,6 +44,6 @@ def _global(
     """
 
 
-for command in (index, query, info, models, demo, bench):
+for command in (index, query, add, delete, reindex, info, models, demo, bench):
     app.command()(command)
 app.command("eval")(evaluate)

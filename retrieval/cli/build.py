@@ -91,7 +91,7 @@ def index(
     """
     from retrieval.corpus.reader import Corpus, CorpusOptions
     from retrieval.encoders.load import resolve_settings
-    from retrieval.pipeline import BuildOptions, build_index
+    from retrieval.pipeline.build import BuildOptions, build_index
 
     progress = TerminalProgress(quiet)
     if whiten is not None:

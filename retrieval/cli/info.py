@@ -25,6 +25,8 @@ from retrieval.errors import UsageError
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
 from retrieval.transforms.spec import FLOW
 
+_SOURCES = 5
+
 
 def info(
     index: IndexOption = None,
@@ -76,12 +78,20 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
     documents, encoder, transform = content["documents"], content["encoder"], content["transform"]
     rows = [
         ("index", f"{path}, format version {content['format_version']}"),
-        ("built", f"{content['created'][:19].replace('T', ' ')} UTC by retr {content['retr_version']}"),
+        (
+            "built" if content["build"]["by"] == "index" else "changed",
+            f"{content['created'][:19].replace('T', ' ')} UTC by retr {content['retr_version']}, "
+            f"retr {content['build']['by']}",
+        ),
         ("documents", f"{documents['count']:,} ({documents['distinct_texts']:,} distinct texts)"),
-        ("sources", ", ".join(source["name"] for source in documents["sources"])),
+        ("sources", _sources(documents["sources"])),
         ("text", f"column {documents['text_column']!r}"),
         ("id", f"column {documents['id_column']!r}" if documents["id_column"] else "row number, from 0"),
     ]
+    if documents["deleted"] or documents["added"]:
+        stored, parts = documents["count"] + documents["deleted"], 1 + len(documents["added"])
+        held = f"{stored:,} stored, {documents['deleted']:,} of them deleted, in {counted(parts, 'part')}"
+        rows.insert(3, ("rows", f"{held}; retr reindex leaves one part, and none deleted"))
     if documents["fields"]:
         rows.append(("kept", ", ".join(f"{name} ({type})" for name, type in documents["fields"].items())))
     if documents["skipped"]:
@@ -104,6 +114,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         ("pooling", f"{encoder['pooling']}, {prompts}, {length}{normalize}"),
         ("transform", _transform(transform)),
         *_held_out(transform),
+        *_added(transform),
         (
             "vectors",
             f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
@@ -116,7 +127,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
     rows.append(("file", f"{manifest_bytes / 1e6:>10,.3f} MB  {MANIFEST}"))
     seconds = content["build"]["seconds"]
     rows.append(("seconds", ", ".join(f"{stage} {value:,.1f}" for stage, value in seconds.items())))
-    reused = content["build"]["shards_reused"]
+    reused = content["build"].get("shards_reused")
     rows.append(("machine", f"{content['build']['machine']}, Python {content['build']['python']}"))
     if reused:
         rows.append(("resumed", f"{reused} of {content['build']['shards']} shards of embeddings were there already"))
@@ -141,6 +152,23 @@ def _transform(transform: dict[str, Any]) -> str:
 def _held_out(transform: dict[str, Any]) -> list[tuple[str, str]]:
     ratio, shift = transform.get("held_out_norm_ratio"), transform.get("mean_shift")
     return [] if ratio is None or shift is None else [("held out", f"a tenth of the vectors: {_fit(ratio, shift)}")]
+
+
+def _added(transform: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the vectors added since the transform was fitted look beside those that it was fitted on."""
+    if (added := transform.get("added")) is None:
+        return []
+    count = f"{counted(added['rows'], 'vector')} since the fit: "
+    if "nats" in added:
+        lost = transform["held_out_nats"] - added["nats"]
+        return [("added", f"{count}{added['nats']:.3f} nats a dimension, {lost:.3g} less than those held out")]
+    return [("added", f"{count}{_fit(added['norm_ratio'], added['mean_shift'])}")]
+
+
+def _sources(sources: list[dict[str, Any]]) -> str:
+    names = [source["name"] for source in sources]
+    more = f" and {len(names) - _SOURCES} more" if len(names) > _SOURCES else ""
+    return ", ".join(names[:_SOURCES]) + more
 
 
 def _fit(norm_ratio: float, mean_shift: float) -> str:

@@ -31,6 +31,15 @@ def query(
     index: IndexOption = None,
     k: Annotated[int, typer.Option("-k", help="Hits a query.")] = 10,
     min_score: Annotated[float | None, typer.Option(help="Leave out hits below this cosine.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Only documents that meet a condition on id, text and kept columns: =, !=, <, <=, >, >=, in (...), "
+            "between, like, is null, and, or, not.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Of documents with equal texts only the first.")] = False,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -42,7 +51,10 @@ def query(
     On a terminal: a table. In a pipe: lines of query, rank, score, id, text and kept columns, apart by tabs.
     With --json: lines of {"query", "rank", "id", "score", "text", kept columns}.
 
-    Example: retr query "怎么退货" "快递到哪了" -k 3
+    --where holds before the search: k hits come back where so many documents meet it. Texts stand in single quotes,
+    names with other characters than letters in `backquotes`.
+
+    Example: retr query "怎么退货" "快递到哪了" -k 3 --where "category = '退款' and not text like '%微信%'"
     """
     progress = TerminalProgress(quiet)
     if k < 1:
@@ -56,7 +68,9 @@ def query(
     asked = False
     while batch := list(itertools.islice(queries, _BATCH_QUERIES)):
         asked = True
-        for text, hits in zip(batch, opened.search(batch, k, min_score=min_score), strict=True):
+        for text, hits in zip(
+            batch, opened.search(batch, k, min_score=min_score, where=where, dedup=dedup), strict=True
+        ):
             write(text, hits)
         sys.stdout.flush()
     if not asked:

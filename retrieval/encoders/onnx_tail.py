@@ -16,19 +16,44 @@ from retrieval.storage import atomic_file
 _LEAST_LENGTH = np.array(1e-30, dtype=np.float32)
 
 
-def add_transform(folder: Path, dimension: int, affine: tuple[NDArray[np.float32], NDArray[np.float32]] | None) -> None:
+_TAIL = ("centred", "transformed", "length", "safe_length", VECTOR)
+_CONSTANTS = ("mean", "kernel", "vector_axis", "least_length")
+
+
+def set_transform(
+    folder: Path, dimension: int | None, affine: tuple[NDArray[np.float32], NDArray[np.float32]] | None
+) -> None:
     """Let the graph of a folder give unit vectors too: (pooled - mean) kernel, divided by its length.
 
-    The graph's file is replaced; the weights beside it stay as they are.
+    What it did after the pooled embedding before is taken away. The graph's file is replaced; the weights beside it
+    stay as they are.
 
     Parameters
     ----------
     folder : a graph folder, as `onnx.copy_graph` wrote it.
-    dimension : m, of the vectors.
+    dimension : m, of the vectors; None ends the graph in the pooled embedding.
     affine : mean, float32, shape (d,), and kernel, float32, shape (d, m); None where nothing is transformed.
     """
     model = onnx.load(folder / GRAPH, load_external_data=False)
-    graph = model.graph
+    _cut_tail(model.graph)
+    if dimension is not None:
+        _add_tail(model.graph, dimension, affine)
+    with atomic_file(folder / GRAPH) as file:
+        file.write(model.SerializeToString())
+
+
+def _cut_tail(graph: onnx.GraphProto) -> None:
+    if VECTOR not in (output.name for output in graph.output):
+        return
+    for repeated, names in ((graph.node, _TAIL), (graph.initializer, _CONSTANTS), (graph.output, (VECTOR,))):
+        kept = [each for each in repeated if (each.output[0] if repeated is graph.node else each.name) not in names]
+        del repeated[:]
+        repeated.extend(kept)
+
+
+def _add_tail(
+    graph: onnx.GraphProto, dimension: int, affine: tuple[NDArray[np.float32], NDArray[np.float32]] | None
+) -> None:
     last = POOLED
     if affine is not None:
         mean, kernel = affine
@@ -42,5 +67,3 @@ def add_transform(folder: Path, dimension: int, affine: tuple[NDArray[np.float32
     graph.node.append(helper.make_node("Max", ["length", "least_length"], ["safe_length"]))
     graph.node.append(helper.make_node("Div", [last, "safe_length"], [VECTOR]))
     graph.output.append(helper.make_tensor_value_info(VECTOR, TensorProto.FLOAT, ["batch", dimension]))
-    with atomic_file(folder / GRAPH) as file:
-        file.write(model.SerializeToString())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
+from retrieval.index.gpu import on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import EXACT, INDEX_SPECS, Setting, factory_string, list_count
+from retrieval.index.spec import AUTO, EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -43,6 +47,8 @@ def check_factory(spec: str, dimension: int) -> None:
     UsageError
         With the choices.
     """
+    if spec == AUTO:
+        return
     try:
         index = faiss.index_factory(dimension, factory_string(spec, dimension), faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -67,6 +73,7 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
+        self._named = spec in KINDS
         factory = ("IDMap," if numbered else "") + factory_string(spec, dimension, rows)
         self._own(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
@@ -111,12 +118,24 @@ class VectorIndex:
     def setting(self, setting: Setting) -> None:
         write_setting(self._inner, setting)
 
-    def train(self, sample: NDArray[np.float32]) -> None:
+    @property
+    def lists(self) -> int:
+        """Inverted lists; 0 for a kind that has none."""
+        innermost = layers(self._inner)[-1]
+        return int(innermost.nlist) if isinstance(innermost, faiss.IndexIVF) else 0
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a vector that a search goes through before it refines, where FAISS tells."""
+        return int(getattr(layers(self._inner)[-1], "code_size", 4 * self.dimension))
+
+    def train(self, sample: NDArray[np.float32], device: str = "cpu") -> None:
         """Learn the centroids and codes of a kind that has such; nothing for another.
 
         Parameters
         ----------
-        sample : unit vectors, float32, shape (n, m): rows of the corpus, chosen at random.
+        sample : unit vectors, float32, shape (n, m): rows of the corpus, chosen at random
+        device : where k-means looks for the nearest centroids: `cpu` or `cuda`.
 
         Raises
         ------
@@ -126,10 +145,11 @@ class VectorIndex:
         if self.is_trained:
             return
         sample = self._checked(sample)
-        try:
-            self._index.train(sample)
-        except RuntimeError as error:
-            raise UsageError(f"{len(sample):,} vectors cannot train the index: {_reason(error)}") from None
+        with on_gpu(layers(self._inner)[-1], device), _quiet(self._named):
+            try:
+                self._index.train(sample)
+            except RuntimeError as error:
+                raise UsageError(f"{len(sample):,} vectors cannot train it: {_reason(error)}") from None
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append unit vectors, float32, shape (n, m); they take the next rows."""
@@ -187,6 +207,21 @@ class VectorIndex:
         rows = positions if self._ids is None else self._ids[positions]
         order = np.lexsort((rows, -scores), axis=1)
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+    def candidates(
+        self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_], setting: Setting
+    ) -> NDArray[np.int64]:
+        """The rows that a search would refine, the nearest by their codes first, shape (q, count); -1: no more."""
+        mask = self._positions_allowed(allowed)
+        base = self._inner.base_index if isinstance(self._inner, faiss.IndexRefine) else self._inner
+        base = faiss.downcast_index(base)
+        if selective(base):
+            _, positions = base.search(queries, count, params=parameters(base, setting, mask))
+        else:
+            most = min(len(self), count + int((~mask).sum()))
+            _, positions = self._drop(base, queries, count, mask, most, setting)
+        rows: NDArray[np.int64] = positions if self._ids is None else np.where(positions >= 0, self._ids[positions], -1)
+        return rows
 
     def _positions_allowed(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """bool, shape (vectors,): by FAISS's positions, which leave rows of zeros out."""
@@ -273,6 +308,22 @@ class VectorIndex:
         if not finite.all():
             raise UsageError(f"vector {int(finite.argmin())} holds NaN or infinity: expected finite numbers")
         return vectors
+
+
+@contextmanager
+def _quiet(named: bool) -> Iterator[None]:
+    """Keep what C++ says about few training points off the terminal; our own kinds have enough of them."""
+    if named:
+        yield
+        return
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _installed(distribution: str) -> bool:

@@ -47,10 +47,6 @@ class Material:
         """The documents' raw vectors, a chunk at a time."""
         yield from _selected(self.source, self.kept)
 
-    def documents(self, places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The raw vectors of some documents, by their places, which rise."""
-        return np.concatenate(list(_selected(self.source, self.kept[places])))
-
     def unit_chunks(self, transform: Transform | None) -> Chunks:
         """The documents' unit vectors."""
         return lambda: (unit_vectors(chunk, transform) for chunk in self.raw_chunks())

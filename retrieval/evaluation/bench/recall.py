@@ -31,19 +31,9 @@ class Truth:
     k: int
 
     @classmethod
-    def find(
-        cls, exact: VectorIndex, queries: NDArray[np.float32], k: int, own: NDArray[np.int64] | None = None
-    ) -> Truth:
-        """Compare all.
-
-        Parameters
-        ----------
-        queries : unit vectors
-        own : the row that each query itself is, to be left out; None where queries are no rows.
-        """
+    def find(cls, exact: VectorIndex, queries: NDArray[np.float32], k: int) -> Truth:
+        """Compare all; `queries` are unit vectors."""
         scores, rows = exact.search(queries, k + _TIES, setting=EXACT)
-        if own is not None:
-            scores, rows = without(own, scores, rows)
         return cls(scores, rows, min(k, rows.shape[1]))
 
     def recall(self, found: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -56,11 +46,3 @@ class Truth:
             hits = (found[block, : self.k, None] == right[block, None, :]).any(axis=2).sum(axis=1)
             shares[block] = hits / self.k
         return shares
-
-
-def without(
-    own: NDArray[np.int64], scores: NDArray[np.float32], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Leave each query's own row out; where it was not found, the last: one column less."""
-    order = np.argsort(rows == own[:, None], axis=1, kind="stable")[:, :-1]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)

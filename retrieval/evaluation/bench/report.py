@@ -195,7 +195,7 @@ def _lacking(rows: Sequence[dict[str, Any]]) -> list[str]:
         if missed:
             shown = ", ".join(f"{target:g}" for target in missed)
             failed.append(
-                f"{row['cut']} {row['index']}: no setting tried reaches a recall of {shown}; this one has "
+                f"{row['cut']} {row['index']}: no setting tried reaches a recall of {shown}; the best has "
                 f"{row['tuned_recall']:.3f} on documents"
             )
     return failed

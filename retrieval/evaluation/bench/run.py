@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from retrieval.errors import RetrError, TransformError, UsageError
 from retrieval.evaluation.bench.grid import Cut
 from retrieval.evaluation.bench.labels import Judgements, PairLabels
@@ -19,9 +16,9 @@ from retrieval.evaluation.bench.material import Material
 from retrieval.evaluation.bench.recall import Truth
 from retrieval.evaluation.bench.results import Results
 from retrieval.evaluation.bench.timing import Search, allocated_bytes, measure_times
-from retrieval.evaluation.bench.tuning import TRIED, choose, try_settings
 from retrieval.index.building import build_vectors
-from retrieval.index.spec import KINDS, Setting, factory_string
+from retrieval.index.spec import KINDS, Setting
+from retrieval.index.tuning import Point, pick
 from retrieval.index.vectors import VectorIndex
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
@@ -40,7 +37,7 @@ class Plan:
     kinds: Sequence[str]
     k: int
     recalls: Sequence[float]
-    """What searches are set to reach, of the exact neighbours in the cut vectors."""
+    """What searches are set to reach of the 10 exact neighbours in the cut vectors."""
     rounds: int
     seed: int
 
@@ -48,6 +45,8 @@ class Plan:
 @dataclass
 class _Built:
     kind: str
+    factory: str
+    curve: Sequence[Point]
     index: VectorIndex
     transform: Transform | None
     seconds: float
@@ -67,6 +66,16 @@ class _Point:
     setting: Setting
     targets: tuple[float, ...] = ()
     tuned_recall: float | None = None
+
+
+class _Stages:
+    """Progress without the notes of a build, which are about its own choice of a setting."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.stage = progress.stage
+
+    def note(self, message: str) -> None:
+        pass
 
 
 class Bench:
@@ -90,9 +99,6 @@ class Bench:
             raise UsageError(f"k is {plan.k}, and there are {len(material):,} documents: expected no more than those")
         self.material, self.plan, self.results, self.progress = material, plan, results, progress
         self.labels, self.judgements = labels, judgements
-        random = np.random.default_rng(plan.seed)
-        self._tried = np.sort(random.permutation(len(material))[:TRIED])
-        """Documents that settings are tried on."""
 
     def run(self) -> None:
         """Measure what is not there yet. Raises KeyboardInterrupt, and the like, with all finished units kept."""
@@ -134,10 +140,6 @@ class Bench:
             return
         flat = self._build(FLAT, transform)
         truth = Truth.find(flat.index, unit_vectors(self.material.queries, transform), self.plan.k)
-        documents = unit_vectors(self.material.documents(self._tried), transform)
-        own = self._tried[documents.any(axis=1)]
-        documents = documents[documents.any(axis=1)]
-        near = Truth.find(flat.index, documents, self.plan.k, own)
         points: list[_Point] = []
         for kind in kinds:
             unit = f"{cut} {kind}"
@@ -146,7 +148,7 @@ class Bench:
                 continue
             try:
                 built = flat if kind == FLAT else self._build(kind, transform)
-                points += self._tuned(built, documents, own, near)
+                points += self._points(built)
             except (RetrError, MemoryError, RuntimeError) as error:
                 self._fail(head, kind, str(error).splitlines()[0] if str(error) else "out of memory")
             finally:
@@ -161,32 +163,32 @@ class Bench:
         dimension = self.material.source.dimension if transform is None else transform.m
         start = time.perf_counter()
         chunks = self.material.unit_chunks(transform)
-        index = build_vectors(chunks, rows, dimension, kind, numbered=self.material.numbered, progress=self.progress)
+        made = build_vectors(
+            chunks, rows, dimension, kind, numbered=self.material.numbered, progress=_Stages(self.progress)
+        )
         seconds = time.perf_counter() - start
         path = self._work / "vectors.faiss"
-        index.save(path)
-        del index
+        made.vectors.save(path)
+        factory, curve = made.factory, made.curve
+        del made
         before = allocated_bytes()
         index = VectorIndex.load(path, mmap=False)
         after = allocated_bytes()
         size = path.stat().st_size
         path.unlink()
         grown = max(0, after - before) if before is not None and after is not None else None
-        return _Built(kind, index, transform, seconds, size, grown)
+        return _Built(kind, factory, curve, index, transform, seconds, size, grown)
 
-    def _tuned(
-        self, built: _Built, documents: NDArray[np.float32], own: NDArray[np.int64], near: Truth
-    ) -> list[_Point]:
+    def _points(self, built: _Built) -> list[_Point]:
         """A point a setting; several recalls may be reached by one."""
-        has = built.index.setting
-        if has == Setting() or near.k == 0:
-            return [_Point(built, has)]
-        trials = try_settings(built.index, has, documents, own, near)
+        usual = built.index.setting
+        if usual == Setting() or not built.curve:
+            return [_Point(built, usual)]
         chosen: dict[Setting, _Point] = {}
         for target in self.plan.recalls:
-            trial = choose(trials, target)
-            before = chosen[trial.setting].targets if trial.setting in chosen else ()
-            chosen[trial.setting] = _Point(built, trial.setting, (*before, target), trial.recall)
+            found, _ = pick(built.curve, target)
+            before = chosen[found.setting].targets if found.setting in chosen else ()
+            chosen[found.setting] = _Point(built, found.setting, (*before, target), found.recall)
         return list(chosen.values())
 
     def _measure(self, head: dict[str, Any], points: Sequence[_Point], truth: Truth) -> None:
@@ -204,7 +206,7 @@ class Bench:
                     **head,
                     "index": built.kind,
                     "status": MEASURED,
-                    "factory": factory_string(built.kind, built.index.dimension, len(material)),
+                    "factory": built.factory,
                     "setting": point.setting.to_json(),
                     "targets": list(point.targets),
                     "tuned_recall": point.tuned_recall,
