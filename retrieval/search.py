@@ -25,6 +25,7 @@ from retrieval.types import Hit, NoProgress, Progress
 if TYPE_CHECKING:
     from retrieval.corpus.reader import CorpusOptions
     from retrieval.index.documents import Documents
+    from retrieval.index.spec import Setting, Wanted
     from retrieval.index.vectors import VectorIndex
     from retrieval.pipeline.add import Addition
     from retrieval.pipeline.delete import Deletion
@@ -49,10 +50,13 @@ class Index:
         documents: Documents,
         vectors: VectorIndex,
         allowed: NDArray[np.bool_] | None,
+        mmap: bool = True,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self._documents, self._vectors, self._allowed = documents, vectors, allowed
+        self._mmap = mmap
+        self._settings: dict[float, Setting] = {}
         self._filters: dict[str, NDArray[np.bool_]] = {}
         self._encoder: Encoder | None = None
         self._loader = StoredEncoder(path, manifest)
@@ -65,6 +69,7 @@ class Index:
         encoder: Encoder | None = None,
         device: str = "auto",
         preload: bool = False,
+        mmap: bool = True,
         trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
@@ -75,6 +80,7 @@ class Index:
         encoder : one that is loaded already, instead of the one that the manifest names.
         device : where the encoder runs: `auto`, `cpu` or `cuda`.
         preload : load an encoder that the folder carries at once, while the rest is opened.
+        mmap : map the vectors where FAISS can, so that an index may be larger than memory; else read them whole.
         trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
@@ -88,7 +94,7 @@ class Index:
         loader = StoredEncoder(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
-        index = cls._open_whole(folder)
+        index = cls._open_whole(folder, mmap)
         if encoder is not None:
             index._encoder = check_encoder(encoder, index.manifest.encoder, folder)
         if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
@@ -106,6 +112,7 @@ class Index:
         pooling: str | None = None,
         transform: str = "auto",
         index: str = "auto",
+        wanted: Wanted | None = None,
         max_length: int | None = None,
         normalize: str = "",
         corpus: CorpusOptions | None = None,
@@ -126,6 +133,8 @@ class Index:
         model : a name of the catalog, a folder, a file of word vectors, a hub id, or a fusion such as a+0.3*b.
         pooling : see retrieval.encoders.pooling; None takes what the model was made for.
         transform : auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow.
+        index : auto, a kind of retrieval.index.spec.KINDS, or a FAISS factory string.
+        wanted : the recall that a search has to reach (0.99), and the most memory and time it may take.
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
@@ -143,6 +152,7 @@ class Index:
             Of the kind that tells what is wrong; what stood at `path` is untouched.
         """
         from retrieval.corpus.reader import Corpus, CorpusOptions
+        from retrieval.index.spec import Wanted
         from retrieval.pipeline.build import BuildOptions, build_index
 
         if encoder is not None and (pooling, max_length, normalize, backend, precision) != (
@@ -159,7 +169,17 @@ class Index:
             if encoder
             else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
         )
-        options = BuildOptions(settings, transform, index, device, backend, precision, fresh, trust_remote_code)
+        options = BuildOptions(
+            settings,
+            transform,
+            index,
+            device,
+            backend,
+            precision,
+            fresh,
+            trust_remote_code,
+            wanted or Wanted(),
+        )
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
         return cls.open(path, encoder=encoder, device=device, trust_remote_code=trust_remote_code, progress=progress)
 
@@ -175,6 +195,7 @@ class Index:
         min_score: float | None = None,
         where: str | None = None,
         dedup: bool = False,
+        recall: float | None = None,
     ) -> list[list[Hit]]:
         """The k documents nearest to each text.
 
@@ -186,6 +207,8 @@ class Index:
         where : a condition on kept columns, such as "category = '退款' and year >= 2024"; see retrieval.index.filters.
             It holds before the search: k hits come back where so many documents meet it.
         dedup : of documents with equal texts only the first.
+        recall : share of the true neighbours that has to be found, within (0, 1], instead of what the index was built
+            for: its curve says how hard to look. 1 compares all vectors.
 
         Returns
         -------
@@ -202,13 +225,14 @@ class Index:
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
+        setting = None if recall is None else self._setting(recall)
         allowed = self._allowed if where is None else self._filtered(where)
         queries = [texts] if isinstance(texts, str) else list(texts)
         for place, query in enumerate(queries, 1):
             _check_query(place, query)
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), _BATCH_QUERIES):
-            hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score, allowed, dedup)
+            hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score, allowed, dedup, setting)
         return hits
 
     def add(
@@ -296,8 +320,8 @@ class Index:
     def reopen(self) -> None:
         """Hold the index as it stands in its folder now; the encoder stays loaded where it is still the same."""
         before, loader = self.manifest, self._loader
-        fresh = self._open_whole(self.path)
-        self.manifest, self._filters = fresh.manifest, {}
+        fresh = self._open_whole(self.path, self._mmap)
+        self.manifest, self._filters, self._settings = fresh.manifest, {}, {}
         self._documents, self._vectors, self._allowed = fresh._documents, fresh._vectors, fresh._allowed
         if _entries(before, layout.TRANSFORM) != _entries(self.manifest, layout.TRANSFORM):
             self.__dict__.pop("transform", None)
@@ -358,12 +382,12 @@ class Index:
         layout.check_files(self.path, self.manifest, every_hash=True)
 
     @classmethod
-    def _open_whole(cls, folder: Path) -> Index:
+    def _open_whole(cls, folder: Path, mmap: bool) -> Index:
         """Open the parts of one build: another build may take the folder's name between two of them."""
         manifest = layout.read_manifest(folder)
         while True:
             try:
-                index, damage = cls._open_parts(folder, manifest), None
+                index, damage = cls._open_parts(folder, manifest, mmap), None
             except (IndexFolderError, OSError) as error:
                 index, damage = None, error
             before, manifest = manifest, layout.read_manifest(folder)
@@ -373,7 +397,7 @@ class Index:
                 return index
 
     @classmethod
-    def _open_parts(cls, folder: Path, manifest: layout.Manifest) -> Index:
+    def _open_parts(cls, folder: Path, manifest: layout.Manifest, mmap: bool) -> Index:
         # Imported here, so that an encoder that is preloaded has begun to load before them.
         from retrieval.index.documents import Documents
         from retrieval.index.vectors import VectorIndex
@@ -381,14 +405,14 @@ class Index:
 
         layout.check_files(folder, manifest)
         documents = Documents(*(folder / part / layout.DOCUMENTS for part in manifest.parts))
-        vectors = VectorIndex.load(folder / layout.VECTORS)
+        vectors = VectorIndex.load(folder / layout.VECTORS, mmap)
         expected = manifest.rows, manifest.index.get("vectors")
         if (len(documents), len(vectors)) != expected:
             raise IndexFolderError(
                 f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
                 f"{expected[0]} and {expected[1]}; build it again"
             )
-        return cls(folder, manifest, documents, vectors, Withheld.of(folder, manifest).allowed())
+        return cls(folder, manifest, documents, vectors, Withheld.of(folder, manifest).allowed(), mmap)
 
     def _check_unchanged(self, name: str) -> None:
         """What is loaded late must go with what was loaded when the index was opened; documents may come and go."""
@@ -400,6 +424,16 @@ class Index:
     def _equal_scores(self) -> float:
         return _EQUAL_SCORES.get(self.manifest.encoder["precision"], _EQUAL_SCORES["float32"])
 
+    def _setting(self, recall: float) -> Setting:
+        """How hard to look for a recall: the cheapest point of the curve that reaches it, else exact search."""
+        from retrieval.index.tuning import setting_for
+
+        if recall not in self._settings:
+            self._settings[recall], lacking = setting_for(self.manifest.index.get("curve", []), recall)
+            if lacking:
+                self._loader.progress.note(lacking)
+        return self._settings[recall]
+
     def _filtered(self, where: str) -> NDArray[np.bool_]:
         """The rows that a search may find under a condition; that of the last one is remembered."""
         if where not in self._filters:
@@ -410,7 +444,13 @@ class Index:
         return self._filters[where]
 
     def _search_batch(
-        self, queries: list[str], k: int, min_score: float | None, allowed: NDArray[np.bool_] | None, dedup: bool
+        self,
+        queries: list[str],
+        k: int,
+        min_score: float | None,
+        allowed: NDArray[np.bool_] | None,
+        dedup: bool,
+        setting: Setting | None,
     ) -> list[list[Hit]]:
         vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
         if vectors is None:
@@ -423,7 +463,7 @@ class Index:
         # A few more than k: other spellings that the encoder takes for the same text may crowd the text itself out.
         wanted = k + _SPELLINGS
         while len(open_queries):
-            scores, rows = self._vectors.search(vectors[open_queries], wanted, allowed=allowed)
+            scores, rows = self._vectors.search(vectors[open_queries], wanted, allowed=allowed, setting=setting)
             for i, query in enumerate(open_queries):
                 found[query] = self._hits(queries[query], scores[i], rows[i], k, dedup)
             if scores.shape[1] < wanted:  # these were all

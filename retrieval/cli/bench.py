@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from retrieval.cli.bounds import ThreadsOption
 from retrieval.cli.options import (
     DebugOption,
     DeviceOption,
@@ -100,9 +101,7 @@ def bench(
         int | None, typer.Option(help="Take so many of the vectors, at random.", min=1, metavar="N")
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often a batch is timed.", min=1)] = 5,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of FAISS. Default: $OMP_NUM_THREADS, or one a core.", min=1)
-    ] = None,
+    threads: ThreadsOption = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.", min=0)] = 0,
     output: Annotated[
         Path,
@@ -136,7 +135,7 @@ def bench(
     from retrieval.evaluation.pairs import md5_of
     from retrieval.evaluation.trec import read_qrels
     from retrieval.index.folder import DOCUMENTS
-    from retrieval.index.knobs import set_threads
+    from retrieval.index.knobs import thread_count
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other: give one")
@@ -162,7 +161,7 @@ def bench(
         "k": k,
         "recalls": recalls,
         "rounds": rounds,
-        "threads": set_threads(threads),
+        "threads": thread_count(),
         "seed": seed,
         "cpu": measured_on["cpu"],
         "versions": measured_on["versions"],

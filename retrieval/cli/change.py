@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from retrieval.cli.bounds import LatencyOption, MemoryOption, RecallOption, ThreadsOption, parse_wanted
 from retrieval.cli.options import (
     DebugOption,
     DeviceOption,
@@ -145,6 +146,10 @@ def reindex(
     refit: Annotated[
         bool, typer.Option("--refit", help="Fit the index's own transform anew, on the documents it has now.")
     ] = False,
+    recall: RecallOption = None,
+    max_memory: MemoryOption = None,
+    max_latency: LatencyOption = None,
+    threads: ThreadsOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -165,9 +170,11 @@ def reindex(
         transform = f"whiten-{whiten}"
     if index is not None and (Path(index) / MANIFEST).exists():
         raise UsageError(f"--index is the kind of index, and '{index}' is a folder of one: name it with -i")
+    bounds = (recall, max_memory, max_latency)
+    wanted = None if bounds == (None, None, None) else parse_wanted(*bounds)
     path = index_path(folder, progress)
     started = time.perf_counter()
-    manifest = make_anew(path, ReindexOptions(transform, index, refit), output=output, progress=progress)
+    manifest = make_anew(path, ReindexOptions(transform, index, refit, wanted), output=output, progress=progress)
     if as_json:
         _print_json(output or path, started, manifest, {})
         return

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from retrieval.cli.bounds import ThreadsOption, parse_recall
 from retrieval.cli.hits import write_json, write_lines, write_table
 from retrieval.cli.options import (
     DebugOption,
@@ -40,6 +41,18 @@ def query(
         ),
     ] = None,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of documents with equal texts only the first.")] = False,
+    recall: Annotated[
+        str | None,
+        typer.Option(
+            "--recall",
+            help="Another point of the index's curve than it was built for: a share of the true neighbours, or exact.",
+            metavar="R",
+        ),
+    ] = None,
+    mmap: Annotated[
+        bool, typer.Option("--mmap/--no-mmap", help="Map the vectors where FAISS can, or read them whole.")
+    ] = True,
+    threads: ThreadsOption = None,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -62,14 +75,15 @@ def query(
     if min_score is not None and not -1 <= min_score <= 1:
         raise UsageError(f"--min-score is {min_score}, expected a cosine from -1 to 1")
     _check_arguments(texts)
-    opened = open_index(index, device, progress, trust_remote_code)
+    wanted = None if recall is None else parse_recall(recall)
+    opened = open_index(index, device, progress, trust_remote_code, mmap)
     write = write_json if as_json else write_table if sys.stdout.isatty() else write_lines
     queries = _queries(texts, progress)
     asked = False
     while batch := list(itertools.islice(queries, _BATCH_QUERIES)):
         asked = True
         for text, hits in zip(
-            batch, opened.search(batch, k, min_score=min_score, where=where, dedup=dedup), strict=True
+            batch, opened.search(batch, k, min_score=min_score, where=where, dedup=dedup, recall=wanted), strict=True
         ):
             write(text, hits)
         sys.stdout.flush()

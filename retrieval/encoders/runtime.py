@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,6 +76,7 @@ class _OpenVinoSession:
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_PRECISION_HINT": hint,
                 "CACHE_MODE": "OPTIMIZE_SIZE",  # what CompiledGraphs keeps is without the weights
+                **({"INFERENCE_NUM_THREADS": str(threads)} if (threads := _threads()) else {}),
             }
             for output, hint in ((POOLED, body), (VECTOR, "f32"))
         }
@@ -123,6 +125,7 @@ class _OnnxRuntimeSession:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _threads()
         # Threads that spin while they wait slow down everything else on a shared machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
@@ -131,6 +134,12 @@ class _OnnxRuntimeSession:
 
     def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
         return np.asarray(self._session.run([output], feeds)[0], dtype=np.float32)
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, which torch and FAISS read themselves; 0 where it says nothing."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
 _SESSIONS: dict[str, type[_OpenVinoSession] | type[_OnnxRuntimeSession]] = {

@@ -92,8 +92,6 @@ def parameters(index: Any, setting: Setting, mask: NDArray[np.bool_] | None) -> 
     return found
 
 
-def set_threads(count: int | None) -> int:
-    """Let FAISS use so many threads, None leaves it as it is; how many it uses now."""
-    if count is not None:
-        faiss.omp_set_num_threads(count)
+def thread_count() -> int:
+    """How many threads FAISS uses."""
     return int(faiss.omp_get_max_threads())

@@ -23,7 +23,7 @@ _EXACT_RECALL = 0.999
 class Kind:
     """A kind of index.
 
-    `factory` is FAISS's factory string with `{lists}` inverted lists and `{codes}` 4-bit codes a vector. Where it says
+    `factory` is FAISS's factory string with `{lists}` inverted lists, and 4-bit codes for one dimension each or for `{codes}` groups. Where it says
     Refine, a few times k candidates are scored again with the vectors themselves in float16, rotated first: the large
     common part of raw sentence vectors would else lie in one dimension, whose rounding (2e-4) exchanges neighbours.
     """
@@ -47,7 +47,7 @@ KINDS = {
     "ivf": Kind("IVF{lists},Flat", _LEAST_CODED, True, "inverted lists of whole vectors"),
     "ivf-sq8": Kind("IVF{lists},SQ8," + _REFINED, _LEAST_CODED, True, "inverted lists of 8 bits, refined"),
     "ivf-pqfs": Kind(
-        "IVF{lists},PQ{codes}x4fsr," + _REFINED, _LEAST_CODED, True, "inverted lists of 4-bit codes, refined"
+        "IVF{lists},PQ{dimension}x4fsr," + _REFINED, _LEAST_CODED, True, "inverted lists of 4-bit codes, refined"
     ),
     "hnsw": Kind("HNSW32,Flat", 1, True, "a graph over whole vectors"),
     "hnsw-sq8": Kind("HNSW32,SQ8", 100, True, "a graph over 8 bits a dimension"),
@@ -166,8 +166,9 @@ def file_bytes(kind: str, rows: int, dimension: int) -> int:
     factory = KINDS[kind].factory
     lists = list_count(rows) if "{lists}" in factory else 0
     each = 8.0 if lists else 0.0  # a position
-    for part, size in (("Flat", 4), ("SQfp16", 2), ("SQ8", 1), ("x4fs", code_count(dimension) / 2 / dimension)):
+    for part, size in (("Flat", 4), ("SQfp16", 2), ("SQ8", 1), ("PQ{codes}", code_count(dimension) / 2 / dimension)):
         each += size * dimension if part in factory else 0
+    each += dimension / 2 if "PQ{dimension}" in factory else 0
     each += dimension / 8 + 8 if "RaBitQ" in factory else 0
     each += 32 * 2 * 4 + 16 if "HNSW" in factory else 0
     rotation = 4 * dimension**2 if "RR" in factory else 0

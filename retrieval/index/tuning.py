@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.index.spec import Setting
+from retrieval.index.spec import EXACT, Setting
 from retrieval.index.vectors import VectorIndex
 
 K = 10
@@ -21,8 +21,8 @@ _TIMED_QUERIES = 32
 _LEAST_RECALL = 0.6
 _LESS_MISSED = 0.85
 # Nanoseconds on a core with AVX-512, which only rank settings: the choice is the same on a busy machine.
-_PER_CODE_BYTE = 0.05
-_PER_CANDIDATE_BYTE = 0.3
+_PER_CODE_BYTE = 0.036
+_PER_CANDIDATE_BYTE = 0.45
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,15 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
     for _, recall, setting in sorted(found, key=lambda entry: entry[:2]):
         if not points or recall > points[-1].recall:
             points.append(Point(setting, recall, 0))
-    return [_measured(index, held_out, allowed, point.setting) for point in _thinned(points)]
+    return [_measured(index, held_out, allowed, point) for point in _thinned(points)]
 
 
-def _measured(index: VectorIndex, held_out: HeldOut, allowed: NDArray[np.bool_], setting: Setting) -> Point:
+def _measured(index: VectorIndex, held_out: HeldOut, allowed: NDArray[np.bool_], point: Point) -> Point:
     """What a whole search of that setting does: the vectors kept for refinement are rounded, too."""
-    _, rows = index.search(held_out.vectors, K, allowed=allowed, setting=setting)
-    return Point(setting, held_out.recall(rows), milliseconds(index, held_out.vectors, setting))
+    _, rows = index.search(held_out.vectors, K, allowed=allowed, setting=point.setting)
+    # A kind that cannot leave rows out looks at more candidates here than it does where all are allowed.
+    recall = min(point.recall, held_out.recall(rows))
+    return Point(point.setting, recall, milliseconds(index, held_out.vectors, point.setting))
 
 
 def milliseconds(index: VectorIndex, queries: NDArray[np.float32], setting: Setting) -> float:
@@ -145,6 +147,20 @@ def pick(curve: Sequence[Point], recall: float, most_milliseconds: float | None 
     best = max(within, key=lambda point: point.recall)
     limit = "" if most_milliseconds is None else f" within {most_milliseconds:g} ms"
     return best, f"recall {recall:g} is not reached{limit}, the best is {best.recall:.3f}; --index flat is exact"
+
+
+def setting_for(curve: Sequence[dict[str, Any]], recall: float) -> tuple[Setting, str | None]:
+    """How hard to look for a recall, by a manifest's curve; and what is lacking, if anything.
+
+    Recall 1, or more than any point has, is exact search, and so is any where there is no curve.
+    """
+    points = [Point.of_json(values) for values in curve]
+    if recall == 1 or not points:
+        return EXACT, None
+    point, lacking = pick(points, recall)
+    if lacking is None:
+        return point.setting, None
+    return EXACT, f"all vectors are compared: the curve of this index ends at recall {point.recall:.3f}"
 
 
 def _steps(first: int, last: int) -> list[int]:

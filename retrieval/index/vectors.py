@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -246,8 +247,11 @@ class VectorIndex:
         if mask is None or selective(self._inner):
             scores, positions = self._inner.search(queries, k, params=parameters(self._inner, setting, mask))
             return scores, positions
-        most = int(1.2 * k * len(self) / mask.sum()) + 32
-        return self._drop(self._inner, queries, k, mask, min(most, len(self)), setting)
+        share = mask.sum() / len(self)
+        most = min(len(self), int(1.2 * k / share) + 16)
+        if setting.k_factor:  # as many candidates that are allowed as where all are
+            setting = replace(setting, k_factor=max(1, setting.k_factor * k / share / most))
+        return self._drop(self._inner, queries, k, mask, most, setting)
 
     def _compare_all(
         self, queries: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None

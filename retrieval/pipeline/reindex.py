@@ -42,10 +42,10 @@ class ReindexOptions:
     """As for a build; None keeps the one that is fitted."""
     index: str | None = None
     """Kind of index; None keeps it."""
-    wanted: Wanted | None = None
-    """The recall that is looked for, and within what; None keeps the recall."""
     refit: bool = False
     """Fit the index's own transform anew, on the documents that it has now."""
+    wanted: Wanted | None = None
+    """The recall that is looked for, and within what; None keeps the recall."""
 
 
 def reindex(
