@@ -29,7 +29,9 @@ from retrieval.evaluation.bench.timing import allocated_bytes, measure_times
 from retrieval.evaluation.pairs import read_pairs
 from retrieval.evaluation.retrieval import Model, evaluate_retrieval, fitting_of
 from retrieval.evaluation.tasks import known_item_task
+from retrieval.index.documents import Documents
 from retrieval.index.vectors import VectorIndex
+from retrieval.pipeline.delete import delete_documents
 from retrieval.transforms.apply import unit_vectors
 from retrieval.types import NoProgress
 
@@ -523,16 +525,27 @@ def test_labels_are_those_of_retr_eval(index_folder: Path, pairs_path: Path) -> 
 
 def test_judgements_measure_what_was_found(index_folder: Path) -> None:
     qrels = {"q1": {"d3": 1, "d4": 1}, "q2": {"d9": 1}, "q3": {"d1": 0}}
-    judged = Judgements(qrels, ["q1", "q2", "q3"], index_folder / "documents.arrow", 2)
+    documents, kept = Documents(index_folder / "documents.arrow"), np.arange(1, 400)  # d0 was held out
+    judged = Judgements(qrels, ["q1", "q2", "q3"], documents, kept, 2)
     assert len(judged) == 2
-    rows = np.array([[3, 8], [5, 9], [0, 1]])
+    rows = np.array([[2, 7], [4, 8], [0, 1]])
     scores = np.array([[0.9, 0.8]] * 3, np.float32)
     # q1 finds one of two at rank 1; q2 its only one at rank 2; q3 has nothing relevant and is left out.
     found = judged.measure(scores, rows)
     assert found["recall@2"] == pytest.approx((0.5 + 1) / 2)
     assert found["MRR@2"] == pytest.approx((1 + 0.5) / 2)
     with pytest.raises(UsageError, match="the ids differ"):
-        Judgements({"other": {"d1": 1}}, ["q1"], index_folder / "documents.arrow", 2)
+        Judgements({"other": {"d1": 1}}, ["q1"], documents, kept, 2)
+
+
+def test_deleted_documents_are_neither_documents_nor_queries(index_folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "index"
+    shutil.copytree(index_folder, copy)
+    gone = [f"d{number}" for number in range(0, 400, 4)]
+    delete_documents(copy, gone)
+    found = gather(index_source(copy), progress=QUIET)
+    assert not any(row % 4 == 0 for row in [*found.kept, *found.asked])
+    assert len(found) + len(found.asked) == 300
 
 
 def test_an_index_without_embeddings_is_refused(index_folder: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def bench(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets. Default: $RETR_DATA.", metavar="DIR")
+        Path | None, typer.Option(envvar="RETR_DATA", help="Folder of the data sets.", metavar="DIR")
     ] = None,
     vectors: Annotated[
         Path | None, typer.Option(help="Vectors of your own instead of an index: .npy, (n, d).", metavar="FILE")
@@ -134,7 +134,6 @@ def bench(
     from retrieval.evaluation.charts import check_chart_file
     from retrieval.evaluation.pairs import md5_of
     from retrieval.evaluation.trec import read_qrels
-    from retrieval.index.folder import DOCUMENTS
     from retrieval.index.knobs import thread_count
 
     if as_json and as_markdown:
@@ -182,9 +181,9 @@ def bench(
         },
     }
     judgements = None
-    if judged is not None and source.index is not None:
+    if judged is not None and source.documents is not None:
         ids = [source.query_ids[place] for place in material.asked]
-        judgements = Judgements(judged, ids, source.index.path / DOCUMENTS, k)
+        judgements = Judgements(judged, ids, source.documents, material.kept, k)
     labels = PairLabels(labelled, source.index, k, progress) if labelled is not None and source.index else None
     results = Results.open(output, inputs, about, fresh)
     job = Bench(material, Plan(cuts, kinds, k, recalls, rounds, seed), results, progress, labels, judgements)

@@ -101,6 +101,7 @@ class Judgements:
     Parameters
     ----------
     queries : ids, in the order of the queries.
+    documents, kept : the row of a hit is the place in `kept` of the document's own.
 
     Raises
     ------
@@ -108,7 +109,9 @@ class Judgements:
         No query has a relevant document.
     """
 
-    def __init__(self, qrels: Qrels, queries: Sequence[str], documents: Path, k: int) -> None:
+    def __init__(
+        self, qrels: Qrels, queries: Sequence[str], documents: Documents, kept: NDArray[np.int64], k: int
+    ) -> None:
         self._qrels = {
             query: qrels[query] for query in queries if any(grade > 0 for grade in qrels.get(query, {}).values())
         }
@@ -117,7 +120,7 @@ class Judgements:
                 f"--qrels judges no document relevant for any of the queries: the ids differ, for example "
                 f"{next(iter(qrels), None)!r} there and {queries[0]!r} here"
             )
-        self._queries, self._documents, self._k = queries, Documents(documents), k
+        self._queries, self._documents, self._kept, self._k = queries, documents, kept, k
         self._ids: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -127,7 +130,8 @@ class Judgements:
     def measure(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Mapping[str, float]:
         """`names_of(k)` of what was found, shape (q, k)."""
         new = [int(row) for row in np.unique(rows) if int(row) not in self._ids]
-        self._ids |= {row: str(found["id"]) for row, found in zip(new, self._documents.take(new), strict=True)}
+        documents = self._documents.take(self._kept[new].tolist())
+        self._ids |= {row: str(found["id"]) for row, found in zip(new, documents, strict=True)}
         run = {
             query: dict(zip((self._ids[int(row)] for row in rows[place]), scores[place].tolist(), strict=True))
             for place, query in enumerate(self._queries)

@@ -71,8 +71,10 @@ def gather(
     """
     random = np.random.default_rng(seed)
     rows, notes = np.arange(source.rows), list(source.notes)
-    if sample is not None and sample < source.rows:
-        rows = np.sort(random.permutation(source.rows)[:sample])
+    if source.deleted is not None:
+        rows = rows[~source.deleted]
+    if sample is not None and sample < len(rows):
+        rows = np.sort(random.permutation(rows)[:sample])
     if source.queries is None:
         count = min(hold_out, int(LARGEST_SHARE * len(rows)))
         if count == 0:

@@ -15,7 +15,7 @@ from retrieval.evaluation.tasks import read_documents
 from retrieval.index import folder as layout
 from retrieval.index.building import Chunks
 from retrieval.index.documents import Documents
-from retrieval.index.embeddings import EmbeddingShards, key_of_folder
+from retrieval.pipeline.standing import Standing
 from retrieval.search import Index
 from retrieval.types import NoProgress, Progress
 
@@ -41,6 +41,10 @@ class Source:
     notes: tuple[str, ...] = ()
     index: Index | None = None
     """The index that the rows are the documents of."""
+    documents: Documents | None = None
+    """By row, where there is an index."""
+    deleted: NDArray[np.bool_] | None = None
+    """Rows that are no documents any more, shape (rows,); None for none."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """What a reader of the results wants to know of it."""
 
@@ -67,20 +71,19 @@ def index_source(
         No query is left.
     """
     progress = progress or NoProgress()
-    manifest = layout.read_manifest(path)
-    layout.check_files(path, manifest)
-    key = key_of_folder(path / layout.EMBEDDINGS)
-    if key is None:
+    standing = Standing.open(path)
+    manifest = standing.manifest
+    if not all((path / part / layout.EMBEDDINGS).is_dir() for part in manifest.parts):
         raise IndexFolderError(
             f"'{path}' keeps no embeddings to cut and index anew: build it again with: retr index CORPUS -o {path}"
         )
-    shards = EmbeddingShards(path / layout.EMBEDDINGS, key)
+    stored = standing.embeddings()
     index = Index.open(path, device=device, trust_remote_code=trust_remote_code, progress=progress)
     dimension, notes = int(manifest.encoder["dimension"]), list[str]()
     embeddings, ids = None, tuple[str, ...]()
     if queries is not None:
         asked = _read_queries(queries)
-        known = _that_are_documents(set(asked.values()), Documents(path / layout.DOCUMENTS))
+        known = _that_are_documents(set(asked.values()), standing.documents)
         kept = {name: text for name, text in asked.items() if text not in known}
         if left_out := len(asked) - len(kept):
             notes.append(f"{left_out:,} queries are documents of the index, and left out: queries are held out")
@@ -93,12 +96,14 @@ def index_source(
     return Source(
         f"the embeddings of '{path.name}'",
         dimension,
-        key.rows,
-        shards.chunks,
+        len(stored),
+        stored.chunks,
         embeddings,
         ids,
         notes=tuple(notes),
         index=index,
+        documents=standing.documents,
+        deleted=standing.withheld.deleted,
         facts=facts,
     )
 
