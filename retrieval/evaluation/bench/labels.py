@@ -24,7 +24,7 @@ from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
 from retrieval.types import Progress, Qrels, Run
 
-_BLOCK_ROWS, _BLOCK_QUERIES = 8192, 256
+_BLOCK_ROWS, _BLOCK_QUERIES = 8192, 1024
 
 
 def names_of(k: int) -> list[str]:
