@@ -61,7 +61,7 @@ def documents(found: Material) -> Floats:
 
 
 def plan(cuts: list[Cut], kinds: list[str], **options: Any) -> Plan:
-    return Plan(cuts, kinds, **{"k": 10, "recalls": [0.9], "rounds": 2, "seed": 0, **options})
+    return Plan(cuts, kinds, **{"k": 10, "recalls": [0.9], "rounds": 2, **options})
 
 
 ABOUT = {
@@ -281,6 +281,26 @@ def test_what_cannot_be_built_is_a_row_with_its_reason(tmp_path: Path) -> None:
     sheet = report.as_sheet(content)
     assert [name for name, _ in sheet.rows] == ["uncut flat", "cut-12 flat"]
     assert any("pqfs learns from at least 1,024" in note for note in sheet.notes)
+
+
+def test_out_of_memory_is_a_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Bench._build
+
+    def starved(self: Bench, kind: str, transform: Any) -> Any:
+        if kind == "hnsw" or (transform is not None and transform.m == 4):
+            raise MemoryError
+        return build(self, kind, transform)
+
+    monkeypatch.setattr(Bench, "_build", starved)
+    content = bench(tmp_path / "report", material(clustered(700)), [Cut("cut", 8), Cut("cut", 4)], ["flat", "hnsw"])
+    found = {(row["cut"], row["index"]): row.get("reason") for row in content["rows"]}
+    assert found == {
+        ("uncut", "flat"): None,
+        ("cut-8", "flat"): None,
+        ("cut-8", "hnsw"): "out of memory",
+        ("cut-4", "flat"): "out of memory",
+        ("cut-4", "hnsw"): "out of memory",
+    }
 
 
 def test_a_second_run_measures_only_what_is_not_there(tmp_path: Path) -> None:

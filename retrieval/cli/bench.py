@@ -186,7 +186,7 @@ def bench(
         judgements = Judgements(judged, ids, source.documents, material.kept, k)
     labels = PairLabels(labelled, source.index, k, progress) if labelled is not None and source.index else None
     results = Results.open(output, inputs, about, fresh)
-    job = Bench(material, Plan(cuts, kinds, k, recalls, rounds, seed), results, progress, labels, judgements)
+    job = Bench(material, Plan(cuts, kinds, k, recalls, rounds), results, progress, labels, judgements)
     if hdf5_out is not None:
         export_cut(material, cuts[0], hdf5_out, progress)
     output.mkdir(parents=True, exist_ok=True)

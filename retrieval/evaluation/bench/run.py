@@ -39,7 +39,6 @@ class Plan:
     recalls: Sequence[float]
     """What searches are set to reach of the 10 exact neighbours in the cut vectors."""
     rounds: int
-    seed: int
 
 
 @dataclass
@@ -113,7 +112,14 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix=".bench.", dir=self.results.folder) as work:
             self._work = Path(work)
             self.progress.note("exact search on the uncut vectors")
-            self._exact = self._build(FLAT, None)
+            try:
+                self._exact = self._build(FLAT, None)
+            except MemoryError:
+                size = len(self.material) * self.material.source.dimension * 4 / 2**30
+                raise RetrError(
+                    f"no memory for exact search on the uncut vectors ({size:.1f} GiB), which all others are "
+                    f"compared with: take a part of them with --sample N"
+                ) from None
             self._truth = Truth.find(self._exact.index, unit_vectors(self.material.queries, None), self.plan.k)
             if not self.results.has(UNCUT, FLAT):
                 head = {"cut": UNCUT, "transform": "none", "m": self.material.source.dimension, **self._given()}
@@ -134,11 +140,11 @@ class Bench:
         head = {"cut": str(cut), "transform": cut.transform, "m": cut.m}
         try:
             transform = cut.fit(self.material.moments)
-        except TransformError as error:
+            flat = self._build(FLAT, transform)
+        except (TransformError, MemoryError) as error:
             for kind in kinds:
-                self._fail(head, kind, str(error))
+                self._fail(head, kind, _reason(error))
             return
-        flat = self._build(FLAT, transform)
         truth = Truth.find(flat.index, unit_vectors(self.material.queries, transform), self.plan.k)
         points: list[_Point] = []
         for kind in kinds:
@@ -150,7 +156,7 @@ class Bench:
                 built = flat if kind == FLAT else self._build(kind, transform)
                 points += self._points(built)
             except (RetrError, MemoryError, RuntimeError) as error:
-                self._fail(head, kind, str(error).splitlines()[0] if str(error) else "out of memory")
+                self._fail(head, kind, _reason(error))
             finally:
                 self.results.end(unit)
         if points:
@@ -243,3 +249,8 @@ class Bench:
         about = {"pairs": self.labels.pairs.title, "md5": self.labels.pairs.md5, "count": len(self.labels.pairs)}
         self.results.content["labels"][cut] = {**about, **self.labels.measure(transform)}
         self.results.save()
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    return str(error).splitlines()[0] if str(error) and not isinstance(error, MemoryError) else "out of memory"
