@@ -49,6 +49,18 @@ def cached_sha256(path: Path) -> str:
     return digest
 
 
+def tree_sha256(path: Path) -> str:
+    """Of a file's content, or of the names and contents of all files below a folder but hidden ones; remembered."""
+    if path.is_file():
+        return cached_sha256(path)
+    files = {
+        file.relative_to(path).as_posix(): cached_sha256(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    }
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
 def remember_sha256(path: Path, sha256: str) -> None:
     """Let cached_sha256 answer for the file as it is now without reading it."""
     memory, key = _memory(path)
@@ -129,6 +141,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.exists():
                 raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """As `new_folder`, but a folder that stands there is replaced at once, and deleted."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        sync_tree(building)
+        replace_folder(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

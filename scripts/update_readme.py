@@ -52,6 +52,23 @@ WORDS: dict[str, dict[str, Any]] = {
             "peer is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
             "{numpy:.2f} s; {where}; `{command}`):"
         ),
+        "whiten": (
+            "Fitting a whitening of {dimension} dimensions on float32 vectors from disk, reading included (median of "
+            "{repeats}, in turn in one process; x is against one `X.T @ X` over the same chunks of the same rows, "
+            "{measure:.1f} s for {rows:,}; memory is what comes on top of its; accuracy is the largest |W'CW - I| for "
+            "means of norm {means}; {where}; `{command}`):"
+        ),
+        "whiten_head": ("", "rows", "seconds", "x", "extra MiB"),
+        "whiten_mean": "at mean {mean}",
+        "whiten_fails": "fails",
+        "known": (
+            "Known items: {queries:,} questions of LCQMC test that have a paraphrase there, each asked of "
+            "{documents:,} documents, which are the distinct sentences of the test split and the titles; values "
+            "x 100 with 95 % intervals, lower bounds because LCQMC's own pairs alone are judged ("
+            "`retr eval --retrieval lcqmc`; the "
+            "default model, {backend}, {precision}, transforms fitted on the documents; {date}; `{command}`):"
+        ),
+        "known_head": ("transform", "dimensions", "recall@1", "recall@10", "MRR@10", "first hit unjudged"),
         "query_head": (
             "model",
             "",
@@ -117,6 +134,22 @@ WORDS: dict[str, dict[str, Any]] = {
             "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；"
             "{where}；`{command}`）："
         ),
+        "whiten": (
+            "从磁盘上的 float32 向量拟合 {dimension} 维白化，含读取（同一进程里轮流做，取 {repeats} 次的中位数；"
+            "倍数是与对同样的块做一次 `X.T @ X` 相比，{rows:,} 行需 {measure:.1f} 秒；内存是比它多用的部分；"
+            "精度是均值的模为 {means} 时的最大 |W'CW - I|；{where}；`{command}`）："
+        ),
+        "whiten_head": ("", "行数", "秒", "倍数", "多用的 MiB"),
+        "whiten_mean": "均值 {mean}",
+        "whiten_fails": "失败",
+        "known": (
+            "已知项检索：LCQMC 测试集中有同义句的 {queries:,} 个问题，"
+            "各在 {documents:,} 条文档（测试集的不同句子和全部标题）中查找；"
+            "数值乘以 100，带 95 % 区间；只有 LCQMC 自己的句对有判定，所以是下界"
+            "（`retr eval --retrieval lcqmc`；默认模型，{backend}，{precision}，"
+            "变换在文档上拟合；{date}；`{command}`）："
+        ),
+        "known_head": ("变换", "维数", "recall@1", "recall@10", "MRR@10", "首条无人判定"),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
         "dims": (
             "降维的代价：{documents:,} 条标题，留出 {queries:,} 条标题作查询，精确检索；{pairs} 用来算 Spearman，"
@@ -169,7 +202,11 @@ def figures(readme: str) -> str:
         where=_where(titles),
         command=command,
     )
-    return "\n".join([*lines, "", whole, "", *_encode_table(words), "", *_query_table(words), *_dims_table(words)])
+    tables = [*_encode_table(words), "", *_query_table(words)]
+    for name, table in (("whiten", _whiten_table), ("retrieval", _known_table), ("dims", _dims_table)):
+        if (RESULTS / f"{name}.json").exists():
+            tables += ["", *table(words)]
+    return "\n".join([*lines, "", whole, "", *tables, *_fronts(words)])
 
 
 def _encode_table(words: dict[str, Any]) -> list[str]:
@@ -225,38 +262,39 @@ def _query_table(words: dict[str, Any]) -> list[str]:
 
 
 def _dims_table(words: dict[str, Any]) -> list[str]:
-    """Out of a results.json of `retr bench`, and its charts; nothing where they were not made."""
-    lines: list[str] = []
-    if (RESULTS / "dims.json").exists():
-        dims = _result("dims")
-        k, measured, labels = dims["inputs"]["k"], dims["measured"], dims["labels"]
-        rows = [row for row in dims["rows"] if row["status"] == "measured" and row["index"] == "flat"]
-        rows.sort(key=lambda row: (row["cut"] != "uncut", -row["m"]))  # transforms stay in their order
-        kept = {name: list(dict.fromkeys(str(row[name]) for row in rows if row["cut"] != "uncut")) for name in _GRID}
-        command = (
-            f"retr bench -i indexes/titles --dims {','.join(kept['m'])} --transform {','.join(kept['transform'])} "
-            f"--index flat --pairs {labels['uncut']['pairs'].split()[0]} -o report/"
-        )
-        about = {**measured, "pairs": labels["uncut"]["pairs"], "where": _where(dims["machine"]), "command": command}
-        lines += ["", words["dims"].format(**about), ""]
-        lines += _head(tuple(cell.format(k=k) for cell in words["dims_head"]))
-        for row in rows:
-            found, times = labels[row["cut"]], row["milliseconds"]
-            cells = [
-                row["cut"],
-                f"{row['recall_of_uncut']:.1%}",
-                f"{found[f'recall@{k}']:.1%}",
-                f"{found[f'MRR@{k}']:.3f}",
-                f"{100 * found['spearman']:.2f}",
-                f"{times['p50']:.2f}, {times['p99']:.2f}",
-                f"{row['bytes_per_document']:,.0f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", _dims_sentence(words["dims_says"], rows, labels, k)]
-    for name, title in zip(("recall-latency", "recall-bytes"), words["fronts"], strict=True):
-        if (RESULTS / f"{name}.png").exists():
-            lines += ["", f"![{title}](benchmarks/results/{name}.png)"]
-    return lines
+    """Out of a results.json of `retr bench`."""
+    dims = _result("dims")
+    k, measured, labels = dims["inputs"]["k"], dims["measured"], dims["labels"]
+    rows = [row for row in dims["rows"] if row["status"] == "measured" and row["index"] == "flat"]
+    rows.sort(key=lambda row: (row["cut"] != "uncut", -row["m"]))  # transforms stay in their order
+    kept = {name: list(dict.fromkeys(str(row[name]) for row in rows if row["cut"] != "uncut")) for name in _GRID}
+    command = (
+        f"retr bench -i indexes/titles --dims {','.join(kept['m'])} --transform {','.join(kept['transform'])} "
+        f"--index flat --pairs {labels['uncut']['pairs'].split()[0]} -o report/"
+    )
+    about = {**measured, "pairs": labels["uncut"]["pairs"], "where": _where(dims["machine"]), "command": command}
+    lines = [words["dims"].format(**about), ""]
+    lines += _head(tuple(cell.format(k=k) for cell in words["dims_head"]))
+    for row in rows:
+        found, times = labels[row["cut"]], row["milliseconds"]
+        cells = [
+            row["cut"],
+            f"{row['recall_of_uncut']:.1%}",
+            f"{found[f'recall@{k}']:.1%}",
+            f"{found[f'MRR@{k}']:.3f}",
+            f"{100 * found['spearman']:.2f}",
+            f"{times['p50']:.2f}, {times['p99']:.2f}",
+            f"{row['bytes_per_document']:,.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", _dims_sentence(words["dims_says"], rows, labels, k)]
+
+
+def _fronts(words: dict[str, Any]) -> list[str]:
+    """The charts of `retr bench`, where they lie beside the results."""
+    titles = dict(zip(("recall-latency.png", "recall-bytes.png"), words["fronts"], strict=True))
+    shown = [f"![{title}](benchmarks/results/{name})" for name, title in titles.items() if (RESULTS / name).exists()]
+    return [line for image in shown for line in ("", image)]
 
 
 def _dims_sentence(words: str, rows: list[dict[str, Any]], labels: dict[str, Any], k: int) -> str:
@@ -283,6 +321,66 @@ def _dims_sentence(words: str, rows: list[dict[str, Any]], labels: dict[str, Any
         least_recall=low["recall_of_uncut"],
         least_mrr=labels[low["cut"]][f"MRR@{k}"],
     )
+
+
+def _whiten_table(words: dict[str, Any]) -> list[str]:
+    result = _result("whiten")
+    means = [f"{mean:g}" for mean in result["means"]]
+    about = {
+        **result,
+        "measure": result["measure"]["seconds"][str(result["rows"])],
+        "means": ", ".join(means),
+        "where": _where(result),
+        "command": f"python benchmarks/bench_whiten.py --rows {result['rows']} --repeats {result['repeats']}",
+    }
+    lines = [words["whiten"].format(**about), ""]
+    lines += _head((*words["whiten_head"], *(words["whiten_mean"].format(mean=mean) for mean in means)))
+    for side, row in result["sides"].items():
+        cells = [side, f"{row['rows']:,}"]
+        if "failed" in row:
+            cells += [row["failed"], "", "", *("" for _ in means)]
+        else:
+            cells += [f"{row['seconds']['median']:.1f}", f"{row['ratio']['median']:.2f}", f"{row['extra_mib']:,.0f}"]
+            cells += [_loss(row["loss"], mean, words["whiten_fails"]) for mean in means]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _known_table(words: dict[str, Any]) -> list[str]:
+    result = _result("retrieval")
+    rows = result["tasks"]["lcqmc"]
+    first = rows[0]
+    command = "python benchmarks/bench_retrieval.py --data data --distractors titles.txt"
+    command += " --backend {backend} --precision {precision}".format(**first["system"])
+    lines = [
+        words["known"].format(
+            queries=first["queries"],
+            documents=first["documents"],
+            backend=first["system"]["backend"],
+            precision=first["system"]["precision"],
+            date=result["date"],
+            command=command,
+        ),
+        "",
+    ]
+    lines += _head(words["known_head"])
+    for row in rows:
+        measures = row["measures"]
+        cells = [row["system"]["transform"], str(row["system"]["dimension"])]
+        for name in ("recall@1", "recall@10", "MRR@10"):
+            low, high = measures[name]["interval"]
+            cells.append(f"{100 * measures[name]['value']:.2f} [{100 * low:.2f}, {100 * high:.2f}]")
+        cells.append(f"{100 * (1 - measures['judged@1']['value']):.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _loss(losses: dict[str, float | None], mean: str, fails: str) -> str:
+    """Of a side that has none, nothing; of one whose kernel is not finite, that it fails."""
+    if mean not in losses:
+        return ""
+    loss = losses[mean]
+    return fails if loss is None else f"{loss:.1e}"
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from retrieval.evaluation.bench.sources import Source, in_chunks, index_source, 
 from retrieval.evaluation.bench.timing import allocated_bytes, measure_times
 from retrieval.evaluation.pairs import read_pairs
 from retrieval.evaluation.retrieval import Model, evaluate_retrieval, fitting_of
-from retrieval.evaluation.tasks import known_item_task
+from retrieval.evaluation.task_sets import known_item_task
 from retrieval.index.documents import Documents
 from retrieval.index.vectors import VectorIndex
 from retrieval.pipeline.delete import delete_documents

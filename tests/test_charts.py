@@ -136,6 +136,8 @@ def test_drawing_leaves_matplotlib_as_it_was() -> None:
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for call in (_heat, _lines, lambda: check_chart_file(tmp_path / "a.svg")):
         with pytest.raises(RetrError, match=r"pip install 'retr\[charts\]'"):

@@ -264,6 +264,22 @@ def test_fingerprint_is_the_same_for_a_copy_and_another_for_anything_that_shapes
     assert len(prints | {other_weights, load(copy).fingerprint, original.fingerprint}) == 7
 
 
+@pytest.mark.parametrize("joined", ["cls+last-avg", "last-avg+last2-avg+first-last-avg+cls+layers-0", "max+pooler"])
+def test_poolings_side_by_side_are_those_of_a_pass_each(tiny_model: Path, joined: str) -> None:
+    encoder, texts = load(tiny_model, pooling=joined), random_texts(20)
+    apart = [load(tiny_model, pooling=pooling) for pooling in joined.split("+")]
+    assert encoder.dimension == sum(each.dimension for each in apart)
+    np.testing.assert_allclose(
+        encoder.encode(texts), np.concatenate([each.encode(texts) for each in apart], axis=1), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("joined", ["cls+cls", "cls+sentence-transformers", "use+cls", "cls+", "cls+maximum"])
+def test_poolings_that_cannot_stand_side_by_side_are_refused(joined: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot stand beside|unknown pooling"):
+        resolve_settings("x", pooling=joined)
+
+
 def test_unknown_pooling_names_the_poolings() -> None:
     with pytest.raises(UsageError, match="unknown pooling 'maximum': expected one of cls, last-avg"):
         pool([torch.ones(1, 1, 1)], torch.ones(1, 1), "maximum")

@@ -58,7 +58,10 @@ def test_float32_graph_gives_torchs_vectors_for_every_architecture(kind: str, tm
         assert graph.encode([]).shape == (0, encoder.dimension)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "last2-avg", "first-last-avg", "pooler", "max", "last-token", "layers-0,2"])
+@pytest.mark.parametrize(
+    "pooling",
+    ["cls", "last2-avg", "first-last-avg", "pooler", "max", "last-token", "layers-0,2", "cls+last2-avg+layers-0"],
+)
 def test_every_pooling_is_in_the_graph(pooling: str, tiny_model: Path) -> None:
     expected = load_encoder(resolve_settings(tiny_model, pooling=pooling), "cpu").encode(TEXTS)
     assert cosines(graph_encoder(tiny_model, pooling=pooling).encode(TEXTS), expected).min() >= 0.99999

@@ -96,6 +96,33 @@ def test_gpu_check_without_a_gpu_is_one_line(
     assert capsys.readouterr().out == ""
 
 
+def test_the_readmes_table_of_whitening_is_made_of_the_benchmarks_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psutil")
+    monkeypatch.syspath_prepend(SCRIPTS.parent / "benchmarks")
+    spec = importlib.util.spec_from_file_location("bench_whiten", SCRIPTS.parent / "benchmarks" / "bench_whiten.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    options = ["--rows", "700", "--dimension", "24", "--chunk", "256", "--repeats", "1", "--few-rows", "500"]
+    assert run(benchmark, monkeypatch, *options, "--output", tmp_path / "whiten.json") is None
+    result = json.loads((tmp_path / "whiten.json").read_text(encoding="utf-8"))
+    assert result["sides"]["retr"]["rows"] == 700
+    assert result["sides"]["numpy.cov"]["rows"] == 500
+    for mean in ("0", "25", "800"):
+        assert result["sides"]["retr"]["loss"][mean] < 1e-5
+        assert result["sides"]["numpy.cov"]["loss"][mean] < 1e-9
+    module = script("update_readme")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    for words in module.WORDS.values():
+        about, _, head, rule, *rows = module._whiten_table(words)
+        assert "bench_whiten.py --rows 700 --repeats 1" in about
+        assert {line.count("|") for line in (head, rule, *rows)} == {9}
+        assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(benchmark.SIDES)
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """An unpacked monpa of random weights, with a vocabulary that holds one token twice."""
@@ -186,7 +213,6 @@ def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
     module = script("update_readme")
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     words = module.WORDS["README.md"]
-    assert module._dims_table(words) == []  # not measured
     recalls = {("uncut", 384): 1.0, ("rotate", 256): 0.875, ("cut", 256): 0.5, ("rotate", 64): 0.25, ("cut", 64): 0.3}
     rows, labels = [], {}
     for (transform, m), recall in recalls.items():
@@ -203,7 +229,7 @@ def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
     }
     (tmp_path / "dims.json").write_text(json.dumps({**about, "rows": rows, "labels": labels}), encoding="utf-8")
     lines = module._dims_table(words)
-    assert "retr bench -i indexes/titles --dims 256,64 --transform rotate,cut --index flat --pairs lcqmc" in lines[1]
+    assert "retr bench -i indexes/titles --dims 256,64 --transform rotate,cut --index flat --pairs lcqmc" in lines[0]
     table = [line for line in lines if line.startswith("| ")]
     assert table[1:3] == [
         "| uncut | 100.0% | 50.0% | 0.250 | 70.00 | 3.84, 9.00 | 1,536 |",
@@ -214,5 +240,6 @@ def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
         "At 256 of 384 dimensions rotate keeps most of the neighbours (87.5%; cut 50.0%), and known items have an "
         "MRR@10 of 0.219 (0.250 uncut); at 64, cut keeps 30.0%, with 0.075."
     )
+    assert module._fronts(words) == []
     (tmp_path / "recall-bytes.png").write_bytes(b"")
-    assert module._dims_table(words)[-1] == "![Recall against bytes a document](benchmarks/results/recall-bytes.png)"
+    assert module._fronts(words) == ["", "![Recall against bytes a document](benchmarks/results/recall-bytes.png)"]

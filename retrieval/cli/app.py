@@ -12,9 +12,13 @@ from retrieval.cli.build import index
 from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
+from retrieval.cli.export import export
 from retrieval.cli.info import info
 from retrieval.cli.models import models
 from retrieval.cli.query import query
+from retrieval.cli.reproduce import reproduce
+from retrieval.cli.sweep import sweep
+from retrieval.cli.transform import transform
 
 app = typer.Typer(
     name="retr",
@@ -44,6 +48,8 @@ def _global(
     """
 
 
-for command in (index, query, add, delete, reindex, info, models, demo, bench):
+for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo, bench):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(transform, name="transform")
+app.add_typer(export, name="export")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -49,7 +50,8 @@ def index(
         str | None,
         typer.Option(
             help="auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow "
-            "(minutes of training). Default: auto."
+            "(minutes of training). whiten-auto (and rotate-, soft-) keeps the smallest M that holds 0.8 of the "
+            "neighbours; whiten-auto:overlap=0.9 says how many. Default: auto."
         ),
     ] = None,
     index: KindOption = "auto",
@@ -90,6 +92,9 @@ def index(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Encode everything anew, even what an unfinished build holds.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Draw the spectrum of the embeddings on stderr: what M dimensions keep.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -104,6 +109,7 @@ def index(
 
     Example: retr index corpus.parquet --text-column 标题 --id-column id --keep category
     """
+    from retrieval.cli.spectrum import draw_spectrum, index_spectrum
     from retrieval.corpus.reader import Corpus, CorpusOptions
     from retrieval.encoders.load import resolve_settings
     from retrieval.pipeline.build import BuildOptions, build_index
@@ -129,6 +135,9 @@ def index(
         progress=progress,
     )
     seconds = time.perf_counter() - started
+    if explain:
+        for line in draw_spectrum(index_spectrum(target, manifest, progress), sys.stderr):
+            typer.echo(line, err=True)
     if as_json:
         print_json({"path": str(target), "seconds": round(seconds, 2), **manifest.to_json()})
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrieval.cli.evaluate_retrieval import RetrievalOptions, measure_runs, measure_search
+from retrieval.cli.evaluate_retrieval import RetrievalOptions, measure_indexes, measure_runs, measure_search
 from retrieval.cli.options import (
     BackendOption,
     DebugOption,
@@ -42,6 +42,9 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(envvar="RETR_DATA", help="Folder of the data sets.", metavar="DIR")
     ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Take sets that the folder has not from the Hugging Face hub, once.")
+    ] = False,
     split: Annotated[
         str | None, typer.Option(help="Split that is measured: test, dev or train. Default: test; dev for afqmc.")
     ] = None,
@@ -57,8 +60,8 @@ def evaluate(
     transform: Annotated[
         list[str] | None,
         typer.Option(
-            help="none, whiten-M, rotate-M, soft-M or flow, of the models. Default: none. With --retrieval repeated: "
-            "a row each, from embeddings computed once.",
+            help="none, whiten-M, rotate-M, soft-M (M a number, or auto: chosen on what it is fitted on) or flow, of "
+            "the models. Default: none. With --retrieval repeated: a row each, from embeddings computed once.",
             show_default=False,
         ),
     ] = None,
@@ -126,13 +129,17 @@ def evaluate(
     as_json: JsonOption = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table a set.")] = False,
     as_latex: Annotated[bool, typer.Option("--latex", help="A LaTeX tabular a set.")] = False,
+    mteb: Annotated[
+        Path | None,
+        typer.Option(help="Write each set's result as the package mteb does: DIR/LCQMC.json.", metavar="DIR"),
+    ] = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Measure how well cosines match labelled pairs: Pearson, Spearman, AUC, accuracy, F1, with 95 % intervals.
 
     The threshold of accuracy and F1 never comes from the pairs that are measured, and nothing is fitted on them.
-    Nothing is downloaded; where a set can be had is said when it is missing.
+    Nothing is downloaded unless --download asks for it; where a set can be had is said when it is missing.
 
     With --retrieval it measures search instead: recall@k, MRR@k, nDCG@k and MAP over queries. Pairs become known items,
     the first sentence of each positive pair asked of all sentences; --qrels with --run scores what any system found.
@@ -144,6 +151,7 @@ def evaluate(
     from retrieval.evaluation import report
     from retrieval.evaluation.evaluate import evaluate as measure
     from retrieval.evaluation.evaluate import make_task
+    from retrieval.evaluation.mteb import check_folder, check_tasks, write_mteb_results
 
     if as_json + as_markdown + as_latex > 1:
         raise UsageError("--json, --markdown and --latex exclude each other: give one")
@@ -164,9 +172,18 @@ def evaluate(
         task_out,
     )
     if search.run:
-        for name, given in (("SET", sources), ("--model", model), ("-i", index), ("--transform", transform)):
+        encoding = {
+            "SET": sources,
+            "--model": model,
+            "-i": index,
+            "--transform": transform,
+            "--fit": fit,
+            "--pool": pool,
+        }
+        for name, given in encoding.items():
             if given:
-                raise UsageError(f"{name} {given[0]}: --run brings its results; nothing is encoded or searched")
+                shown = given if isinstance(given, str) else given[0]
+                raise UsageError(f"{name} {shown}: --run brings its results; nothing is encoded or searched")
         measure_runs(search, resamples=bootstrap, form=form)
         return
     models = None
@@ -183,6 +200,17 @@ def evaluate(
             raise UsageError(f"--threshold-from {threshold_from} is for pairs, and not for --retrieval")
         measured = [models.model(name, document_prompt) for name in names] if models else []
         _check_fit(fit, models)
+        if models is None and search.corpus is None and not sources:
+            measure_indexes(
+                search,
+                paths,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                resamples=bootstrap,
+                form=form,
+                progress=progress,
+            )
+            return
         measured += [index_model(path, device, trust_remote_code, progress) for path in paths]
         tasks = search.tasks(sources or [], data, split)
         measure_search(search, tasks, measured, fit=fit, folder=data, resamples=bootstrap, form=form, progress=progress)
@@ -195,11 +223,21 @@ def evaluate(
     _check_fit(fit, models)
     systems += [index_system(path, device, trust_remote_code, progress) for path in paths]
     needs_fit = models is not None and models.needs_fit
+    if download:
+        _fetch(sources or [], split, fit, threshold_from, data, progress)
     pairs = [
         make_task(source, folder=data, split=split, threshold_from=threshold_from, fit=fit, needs_fit=needs_fit)
         for source in sources or []
     ]
-    for number, results in enumerate(measure(pairs, systems, resamples=bootstrap, progress=progress)):
+    if mteb is not None:
+        mteb = mteb.expanduser()
+        check_folder(mteb)
+        check_tasks([task.pairs for task in pairs])
+    found = measure(pairs, systems, resamples=bootstrap, distances=mteb is not None, progress=progress)
+    if mteb is not None:
+        for path in write_mteb_results([result for results in found for result in results], mteb):
+            progress.note(f"written: {path}")
+    for number, results in enumerate(found):
         if as_json:
             for result in results:
                 print_json(report.as_json(result))
@@ -215,6 +253,22 @@ def _check_sources(sources: list[str], split: str | None) -> None:
         raise UsageError(f"nothing to measure: name one of {', '.join(DATASETS)}, or a file of pairs")
     if split is not None and not any(source.lower() in DATASETS for source in sources):
         raise UsageError(f"--split {split} is for the sets {', '.join(DATASETS)}; a file is measured whole")
+
+
+def _fetch(
+    sources: list[str],
+    split: str | None,
+    fit: str | None,
+    threshold_from: str | None,
+    data: Path | None,
+    progress: TerminalProgress,
+) -> None:
+    """Download the splits that the evaluation reads."""
+    from retrieval.evaluation.datasets import DATASETS, SPLITS, fetch_dataset
+
+    for dataset in (DATASETS[source.lower()] for source in sources if source.lower() in DATASETS):
+        asked = (split or dataset.measured, "dev", fit, threshold_from)
+        fetch_dataset(dataset.name, [name for name in SPLITS if name in asked], data, progress.note)
 
 
 def _check_fit(fit: str | None, models: Models | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval.cli.output import TerminalProgress, print_json
-from retrieval.errors import UsageError
+from retrieval.errors import CorpusError, UsageError
 
 if TYPE_CHECKING:
     from retrieval.evaluation.retrieval import Model, RankingResult
@@ -63,7 +63,8 @@ class RetrievalOptions:
 
     def tasks(self, sources: list[str], folder: Path | None, split: str | None) -> list[RetrievalTask]:
         """What is to be searched: the sets and folders named, or the user's own three files."""
-        from retrieval.evaluation.tasks import files_task, make_retrieval_task
+        from retrieval.evaluation.task_files import files_task
+        from retrieval.evaluation.task_sets import make_retrieval_task
 
         corpus, queries, qrels = self._own
         if self._own == [None, None, None]:
@@ -96,7 +97,7 @@ def measure_search(
 ) -> None:
     """Search every task with every model, write the files that are asked for, and print what was measured."""
     from retrieval.evaluation.retrieval import DEPTH, evaluate_retrieval, fitting_of
-    from retrieval.evaluation.tasks import save_task
+    from retrieval.evaluation.task_files import save_task
     from retrieval.evaluation.trec import check_ids, write_qrels, write_run
 
     cutoffs = options.cutoffs()
@@ -142,8 +143,54 @@ def measure_runs(options: RetrievalOptions, *, resamples: int, form: str) -> Non
     if len({str(path) for path in options.run}) < len(options.run):
         raise UsageError("the same --run is given twice: name each once")
     qrels = read_qrels(options.qrels)
-    runs = {str(path): read_run(path) for path in options.run}
+    runs = [({"name": str(path), "transform": None}, read_run(path)) for path in options.run]
     results = evaluate_runs(options.qrels, qrels, runs, cutoffs=cutoffs, depth=options.depth, resamples=resamples)
+    _show(results, form)
+
+
+def measure_indexes(
+    options: RetrievalOptions,
+    paths: list[Path],
+    *,
+    device: str,
+    trust_remote_code: bool,
+    resamples: int,
+    form: str,
+    progress: TerminalProgress,
+) -> None:
+    """Ask indexes of their own documents, and print how well the answers agree with judgements."""
+    from retrieval.evaluation.retrieval import DEPTH, evaluate_runs, search_index
+    from retrieval.evaluation.task_files import read_documents
+    from retrieval.evaluation.trec import read_qrels, write_run
+    from retrieval.search import Index
+
+    if options.queries is None or options.qrels is None:
+        raise UsageError("an index is asked of its own documents with --queries and --qrels: give both")
+    if options.run_out is not None and len(paths) > 1:
+        raise UsageError(f"--run-out {options.run_out} holds one, and there are {len(paths)} rankings: name one")
+    for name in ("distractors", "document_prompt", "qrels_out", "task_out"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is not for an index that is asked of its own documents")
+    cutoffs = options.cutoffs()
+    depth = options.depth or max(DEPTH, cutoffs[-1])
+    qrels = read_qrels(options.qrels)
+    asked = read_documents(options.queries)
+    queries = {query: text for query, text in asked.items() if query in qrels}
+    if not queries:
+        raise CorpusError(
+            f"{options.qrels} judges none of the queries of {options.queries}: the ids differ, for example "
+            f"{next(iter(qrels))!r} there and {next(iter(asked))!r} here"
+        )
+    runs = []
+    for path in paths:
+        index = Index.open(path.expanduser(), device=device, trust_remote_code=trust_remote_code, progress=progress)
+        progress.note(f"{path}: {len(queries):,} judged queries, {len(index):,} documents")
+        run = search_index(index, queries, depth)
+        if options.run_out is not None:
+            write_run(options.run_out, run, path.name)
+        system = {"name": str(path), "transform": index.manifest.transform["name"], "documents": len(index)}
+        runs.append((system, run))
+    results = evaluate_runs(options.qrels, qrels, runs, cutoffs=cutoffs, depth=depth, resamples=resamples)
     _show(results, form)
 
 

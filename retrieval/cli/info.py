@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -37,6 +38,9 @@ def info(
             help="Encode the queries of a text file, one a line, and show how they fit the transform.", metavar="FILE"
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Draw the spectrum of the embeddings: what m dimensions keep.")
+    ] = False,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -49,8 +53,10 @@ def info(
     fitted ones (1 is perfect, outside of .67 to 1.5 warns), and by how far their mean lies off (in standard
     deviations; beyond 0.5 warns): for a tenth of the documents, held out of a trial fit, and for --queries.
 
-    Example: retr info -i indexes/corpus --verify
+    Example: retr info -i indexes/corpus --verify --explain
     """
+    from retrieval.cli.spectrum import draw_spectrum, index_spectrum
+
     progress = TerminalProgress(quiet)
     path = index_path(index, progress)
     manifest = read_manifest(path)
@@ -62,14 +68,21 @@ def info(
         fit = {"count": len(texts), **asdict(fitness)}
         for alarm in fitness.alarms("the queries"):
             progress.note(f"warning: {alarm}")
+    more: dict[str, Any] = {"queries": fit} if fit else {}
+    if explain:
+        spectrum = index_spectrum(path, manifest, progress)
+        more["spectrum"] = {**spectrum, "eigenvalues": spectrum["eigenvalues"].tolist()}
     if as_json:
-        print_json({"path": str(path), **manifest.to_json(), **({"queries": fit} if fit else {})})
+        print_json({"path": str(path), **manifest.to_json(), **more})
         return
     manifest_bytes = (path / MANIFEST).stat().st_size
     for name, value in _rows(str(path), manifest.to_json(), manifest_bytes):
         print_line(f"{name:<12} {visible(value)}")
     if fit:
         print_line(f"{'queries':<12} {counted(fit['count'], 'text')}: {_fit(fit['norm_ratio'], fit['mean_shift'])}")
+    if explain:
+        for line in draw_spectrum(spectrum, sys.stdout):
+            print_line(line)
     if verify:
         print_line(f"{'verified':<12} every file has the sha256 of the manifest")
 
@@ -113,6 +126,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         ("backend", f"{encoder['backend']}, {encoder['precision']}"),
         ("pooling", f"{encoder['pooling']}, {prompts}, {length}{normalize}"),
         ("transform", _transform(transform)),
+        *_chosen(transform),
         *_held_out(transform),
         *_added(transform),
         (
@@ -147,6 +161,22 @@ def _transform(transform: dict[str, Any]) -> str:
         f"fitted on {transform['rows']:,} vectors; {transform['m']} dimensions keep {transform['kept_share']:.2%} "
         f"of the spectrum"
     )
+
+
+def _chosen(transform: dict[str, Any]) -> list[tuple[str, str]]:
+    """By which curve m was chosen."""
+    if (chosen := transform.get("chosen")) is None:
+        return []
+    curve = ", ".join(f"{m}: {overlap:.3f}" for m, overlap, _ in chosen["curve"])
+    return [
+        (
+            "m chosen",
+            f"{chosen['spec']}: {chosen['m']} is the smallest that keeps {chosen['threshold']:g} of the 10 neighbours "
+            f"in all {chosen['rank']} dimensions (of {chosen['queries']:,} held-out vectors, among "
+            f"{chosen['documents']:,})",
+        ),
+        ("curve", curve),
+    ]
 
 
 def _held_out(transform: dict[str, Any]) -> list[tuple[str, str]]:

@@ -142,7 +142,7 @@ def load_to_build(
     """
     check_backend(backend, precision, device)
     runtime = _runtime_here(device, precision) if backend == AUTO else backend
-    model = _transformer_folder(settings, note) if runtime in RUNTIMES else None
+    model = transformer_folder(settings, note) if runtime in RUNTIMES else None
     if runtime is None or model is None:
         if backend in RUNTIMES or precision == "int8":
             wanted = backend if backend in RUNTIMES else "int8"
@@ -170,6 +170,16 @@ def load_to_build(
                 return load_encoder(settings, device, note, precision=asked, trust_remote_code=trust_remote_code)
             return _normalizing(encoder)
     return _normalizing(OnnxEncoder(place, runtime, settings.source))
+
+
+def source_kind(settings: EncoderSettings, note: Note = lambda message: None) -> str:
+    """What the settings' source is, told without loading it: transformer, static, elmo, word vectors, fusion, USE."""
+    if settings.pooling == FUSION_POOLING:
+        return "fusion"
+    entry = catalog.lookup(settings.source)
+    if entry is not None and entry.source == catalog.USE:
+        return "USE"
+    return model_kind(find_model(settings.source, note))
 
 
 def check_backend(backend: str, precision: str, device: str = AUTO) -> None:
@@ -249,10 +259,6 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
     return Word2VecEncoder(path, averaged, note)
 
 
-def _transformer_folder(settings: EncoderSettings, note: Note) -> Path | None:
-    """Where the model lies, if it is one transformer."""
-    entry = catalog.lookup(settings.source)
-    if settings.pooling == FUSION_POOLING or (entry is not None and entry.source == catalog.USE):
-        return None
-    path = find_model(settings.source, note)
-    return path if model_kind(path) == "transformer" else None
+def transformer_folder(settings: EncoderSettings, note: Note = lambda message: None) -> Path | None:
+    """Where the model lies, if it is one transformer. Raises EncoderError where it cannot be found."""
+    return find_model(settings.source, note) if source_kind(settings, note) == "transformer" else None

@@ -34,6 +34,7 @@ def set_transform(
     dimension : m, of the vectors; None ends the graph in the pooled embedding.
     affine : mean, float32, shape (d,), and kernel, float32, shape (d, m); None where nothing is transformed.
     """
+    # The names begin with `retr.`: the exporter calls values of its own `mean`, for one, where layers are averaged.
     model = onnx.load(folder / GRAPH, load_external_data=False)
     _cut_tail(model.graph)
     if dimension is not None:
@@ -57,13 +58,15 @@ def _add_tail(
     last = POOLED
     if affine is not None:
         mean, kernel = affine
-        graph.initializer.extend([numpy_helper.from_array(mean, "mean"), numpy_helper.from_array(kernel, "kernel")])
-        graph.node.append(helper.make_node("Sub", [last, "mean"], ["centred"]))
-        graph.node.append(helper.make_node("MatMul", ["centred", "kernel"], ["transformed"]))
-        last = "transformed"
-    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "vector_axis"))
-    graph.initializer.append(numpy_helper.from_array(_LEAST_LENGTH, "least_length"))
-    graph.node.append(helper.make_node("ReduceL2", [last, "vector_axis"], ["length"], keepdims=1))
-    graph.node.append(helper.make_node("Max", ["length", "least_length"], ["safe_length"]))
-    graph.node.append(helper.make_node("Div", [last, "safe_length"], [VECTOR]))
+        graph.initializer.extend(
+            [numpy_helper.from_array(mean, "retr.mean"), numpy_helper.from_array(kernel, "retr.kernel")]
+        )
+        graph.node.append(helper.make_node("Sub", [last, "retr.mean"], ["retr.centred"]))
+        graph.node.append(helper.make_node("MatMul", ["retr.centred", "retr.kernel"], ["retr.transformed"]))
+        last = "retr.transformed"
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "retr.vector_axis"))
+    graph.initializer.append(numpy_helper.from_array(_LEAST_LENGTH, "retr.least_length"))
+    graph.node.append(helper.make_node("ReduceL2", [last, "retr.vector_axis"], ["retr.length"], keepdims=1))
+    graph.node.append(helper.make_node("Max", ["retr.length", "retr.least_length"], ["retr.safe_length"]))
+    graph.node.append(helper.make_node("Div", [last, "retr.safe_length"], [VECTOR]))
     graph.output.append(helper.make_tensor_value_info(VECTOR, TensorProto.FLOAT, ["batch", dimension]))

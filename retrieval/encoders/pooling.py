@@ -13,6 +13,7 @@ Hidden state 0 is the output of the embedding layer and L that of the last of L 
 - `sqrt-avg`, `weighted-avg`: sentence-transformers' mean_sqrt_len_tokens and weightedmean (Muennighoff 2022,
   arXiv:2202.08904): the sum over the root of the token count, and the average with weights 1, 2, 3, ...
 - `sentence-transformers`: what the modules.json of the model's folder says.
+- `A+B+...`: the vectors of several poolings side by side, from one pass over the model.
 
 Every average is over the tokens that the attention mask keeps, special tokens included, so that padding never counts.
 """
@@ -51,15 +52,28 @@ _LAYERS = re.compile(r"layers-(\d+(?:,\d+)*)")
 
 def check_pooling(pooling: str) -> str:
     """The pooling itself; UsageError where there is none of that name."""
-    if pooling not in (*POOLINGS, *OTHER_POOLINGS) and not _LAYERS.fullmatch(pooling):
+    parts = pooling_parts(pooling)
+    for part in parts if len(parts) > 1 else ():
+        if check_pooling(part) in (OWN_MODULES, *OTHER_POOLINGS) or parts.count(part) > 1:
+            again = " a second time" if parts.count(part) > 1 else ""
+            raise UsageError(f"pooling {pooling!r}: {part!r} cannot stand beside others{again}")
+    if len(parts) == 1 and pooling not in (*POOLINGS, *OTHER_POOLINGS) and not _LAYERS.fullmatch(pooling):
         raise UsageError(
             f"unknown pooling {pooling!r}: expected one of {', '.join(POOLINGS)}, or layers by number as in layers-0,12"
         )
     return pooling
 
 
+def pooling_parts(pooling: str) -> tuple[str, ...]:
+    """The poolings whose vectors stand side by side: one, but for `A+B`."""
+    return tuple(pooling.split("+"))
+
+
 def averaged_states(pooling: str) -> tuple[int, ...] | None:
     """The hidden states that are averaged, by number; None where only the last state is read."""
+    if len(parts := pooling_parts(pooling)) > 1:
+        found = [averaged_states(part) for part in parts]
+        return tuple(number for states in found for number in states or (-1,)) if any(found) else None
     if match := _LAYERS.fullmatch(pooling):
         return tuple(int(number) for number in match[1].split(","))
     return _AVERAGED_STATES.get(pooling)
@@ -76,7 +90,7 @@ def pool(
         Hidden states 0 to L; only the last where `averaged_states` is None.
     mask : int tensor, shape (B, T)
         1 where a token counts, 0 where it is padding, on either side.
-    pooling : one of POOLINGS but `sentence-transformers`, or `layers-...`
+    pooling : one of POOLINGS but `sentence-transformers`, or `layers-...`; not several
     pooler : float tensor, shape (B, H)
         The pooler's output, for the pooling of that name.
 

@@ -71,12 +71,13 @@ class _OpenVinoSession:
 
         core = openvino.Core()
         body = "bf16" if precision == "bf16" and openvino_has_bf16() else "f32"
+        threads = {"INFERENCE_NUM_THREADS": str(_threads())} if _threads() else {}
         properties = {
             output: {
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_PRECISION_HINT": hint,
                 "CACHE_MODE": "OPTIMIZE_SIZE",  # what CompiledGraphs keeps is without the weights
-                **({"INFERENCE_NUM_THREADS": str(threads)} if (threads := _threads()) else {}),
+                **threads,
             }
             for output, hint in ((POOLED, body), (VECTOR, "f32"))
         }

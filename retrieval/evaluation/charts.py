@@ -94,8 +94,6 @@ def heat_map(
     marked : row and column of the cell with a frame.
     missing : what cells without a value say.
     """
-    from matplotlib.patches import Rectangle
-
     cells = {
         (row, column): float(value)
         for row, line in enumerate(values)
@@ -105,6 +103,8 @@ def heat_map(
     low, high = min(cells.values(), default=0.0), max(cells.values(), default=0.0)
     width = 1.6 + 0.09 * max((len(name) for name in rows), default=0) + 0.82 * len(columns)
     with new_axes(title, width, 1.3 + 0.42 * len(rows)) as (figure, axes):
+        from matplotlib.patches import Rectangle
+
         for row in range(len(rows)):
             for column in range(len(columns)):
                 value = cells.get((row, column))

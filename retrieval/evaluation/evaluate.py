@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from retrieval.corpus.reader import Corpus, CorpusOptions
 from retrieval.encoders.base import Encoder
 from retrieval.encoders.fusion import FusionEncoder
 from retrieval.errors import CorpusError, EncoderError, UsageError
-from retrieval.evaluation.correlation import attainable_spearman, best_thresholds, is_binary
+from retrieval.evaluation.correlation import attainable_spearman, best_thresholds, is_binary, pearson, spearman
 from retrieval.evaluation.datasets import DATASETS, SPLITS, is_test_file, load_dataset
 from retrieval.evaluation.measures import Measures, Thresholds, Value, difference, measure
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.transforms.base import Transform
-from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
+from retrieval.transforms.spec import NONE, AutoSpec, Spec
 from retrieval.types import NoProgress, Progress
 
 SEED = 0
@@ -46,7 +47,7 @@ class System:
 
     name: str
     load: Callable[[], tuple[Encoder, Transform | None, str]]
-    spec: TransformSpec | FlowSpec | None = None
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Result:
     """The name of the first system, where this is a later one."""
     differences: dict[str, Value] | None = None
     """This minus the first, on the same resamples."""
+    seconds: float = 0
+    """From texts to measures."""
+    distance_correlations: dict[str, float | None] = field(default_factory=dict)
+    """Pearson and Spearman of the vectors' negated Euclidean and Manhattan distances, where they were asked for."""
 
     @property
     def attainable(self) -> float | None:
@@ -97,25 +102,35 @@ def make_task(
     CorpusError
         A file is missing or malformed.
     """
-    dataset = DATASETS.get(source.lower())
-    if dataset is not None:
-        pairs = load_dataset(dataset.name, split or dataset.measured, folder)
-    elif Path(source).expanduser().exists():
-        pairs = read_pairs(source)
-    else:
-        raise UsageError(
-            f"no set and no file {source!r}: expected one of {', '.join(DATASETS)}, or a file of pairs "
-            "(.tsv, .csv, .jsonl, .parquet)"
-        )
-    tuning, why = _tuning(pairs, dataset is not None, threshold_from, folder)
-    texts, name = _fit_texts(pairs, dataset is not None, fit, folder) if needs_fit else (None, "")
+    pairs, is_set = measured_pairs(source, folder, split)
+    tuning, why = _tuning(pairs, is_set, threshold_from, folder)
+    texts, name = sentences_to_fit(pairs, is_set, fit, folder) if needs_fit else (None, "")
     return Task(pairs, tuning, why, texts, name)
 
 
+def measured_pairs(source: str, folder: Path | None, split: str | None = None) -> tuple[Pairs, bool]:
+    """The pairs that a name or path means, and whether it is a name. Raises UsageError and CorpusError."""
+    if (dataset := DATASETS.get(source.lower())) is not None:
+        return load_dataset(dataset.name, split or dataset.measured, folder), True
+    if Path(source).expanduser().exists():
+        return read_pairs(source), False
+    raise UsageError(
+        f"no set and no file {source!r}: expected one of {', '.join(DATASETS)}, or a file of pairs "
+        "(.tsv, .csv, .jsonl, .parquet)"
+    )
+
+
 def evaluate(
-    tasks: Sequence[Task], systems: Sequence[System], *, resamples: int = 1000, progress: Progress | None = None
+    tasks: Sequence[Task],
+    systems: Sequence[System],
+    *,
+    resamples: int = 1000,
+    distances: bool = False,
+    progress: Progress | None = None,
 ) -> list[list[Result]]:
     """Measure every system on every task: a list of results a task, in the order of the systems.
+
+    With `distances`, the results have `distance_correlations` too.
 
     Raises
     ------
@@ -128,7 +143,7 @@ def evaluate(
         encoder, transform, name = system.load()
         for task, results in zip(tasks, found, strict=True):
             progress.note(f"{system.name} on {task.pairs.title}: {len(task.pairs):,} pairs")
-            result = _run(task, system, encoder, transform, name, resamples, progress)
+            result = _run(task, system, encoder, transform, name, resamples, distances, progress)
             if results:
                 differences = difference(results[0].measures, result.measures)
                 result = replace(result, baseline=results[0].system["name"], differences=differences)
@@ -144,9 +159,10 @@ def _run(
     transform: Transform | None,
     transform_name: str,
     resamples: int,
+    distances: bool,
     progress: Progress,
 ) -> Result:
-    pairs, fitted_on = task.pairs, None
+    pairs, fitted_on, started = task.pairs, None, time.perf_counter()
     if isinstance(encoder, FusionEncoder) and any(part.centred for part in encoder.parts) and not transform_name:
         encoder.fit_means(task.fit_texts or [])
         fitted_on = task.fit_name
@@ -158,8 +174,12 @@ def _run(
         raise EncoderError(f"{system.name} knows nothing of the sentences of {pairs.title}: choose another model")
     if encoded.without_vector:
         progress.note(f"{encoded.without_vector:,} sentences of which {system.name} knows nothing: their cosine is 0")
-    if system.spec is not None:
-        transform, fitted_on = encoded.fit(system.spec, fit_texts), task.fit_name
+    spec, name = system.spec, transform_name or str(system.spec or NONE)
+    if isinstance(spec, AutoSpec):
+        spec = encoded.choose(spec, fit_texts, progress)
+        name = f"{spec} ({system.spec})"
+    if spec is not None:
+        transform, fitted_on = encoded.fit(spec, fit_texts), task.fit_name
     thresholds = None
     if tuning is not None:
         scores = encoded.cosines(tuning.first, tuning.second, transform)
@@ -181,10 +201,17 @@ def _run(
         "backend": encoder.backend,
         "precision": encoder.precision,
         "fingerprint": encoder.fingerprint,
-        "transform": transform_name or (str(system.spec) if system.spec else NONE),
+        "transform": name,
         "fitted_on": fitted_on,
     }
-    return Result(task, described, measures, thresholds, resamples)
+    found: dict[str, float | None] = {}
+    for kind, values in (encoded.distances(pairs.first, pairs.second, transform) if distances else {}).items():
+        found |= {
+            f"{kind}_pearson": pearson(-values, pairs.labels),
+            f"{kind}_spearman": spearman(-values, pairs.labels),
+        }
+    seconds = round(time.perf_counter() - started, 3)
+    return Result(task, described, measures, thresholds, resamples, seconds=seconds, distance_correlations=found)
 
 
 def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[Pairs | None, str]:
@@ -193,28 +220,47 @@ def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None)
         return None, "labels are graded, not 0 and 1"
     if wanted == NONE:
         return None, "no threshold was asked for"
+    found, why = other_pairs(pairs, is_set, wanted, "the threshold", "--threshold-from", folder)
+    if found is not None and not is_binary(found.labels):
+        raise UsageError(f"--threshold-from {wanted or 'dev'}: its labels are graded, expected 0 and 1")
+    return found, why
+
+
+def other_pairs(
+    pairs: Pairs, is_set: bool, wanted: str | None, what: str, option: str, folder: Path | None
+) -> tuple[Pairs | None, str]:
+    """Labelled pairs from which `what` comes, never those that are measured; or None and why there are none.
+
+    Parameters
+    ----------
+    wanted : a split or a file; None: dev, where it is there and not measured.
+    option : by which the user names them.
+    """
     if wanted is None and not is_set:
-        return None, "the threshold comes from other pairs than these: name them with --threshold-from FILE"
+        return None, f"{what} comes from other pairs than these: name them with {option} FILE"
     if wanted is None and pairs.split == "dev":
-        return None, "the threshold comes from dev, which is measured: name others with --threshold-from"
+        return None, f"{what} comes from dev, which is measured: name others with {option}"
     if wanted is None:
         try:
             found = load_dataset(pairs.name, "dev", folder)
         except CorpusError as error:
             return None, str(error)
     elif wanted in SPLITS:
-        _check_split(pairs, is_set, wanted, "--threshold-from")
+        _check_split(pairs, is_set, wanted, option)
         found = load_dataset(pairs.name, wanted, folder)
     else:
         found = read_pairs(wanted)
-    _check_other(pairs, is_set, found.md5, f"--threshold-from {wanted or 'dev'}", folder)
-    if not is_binary(found.labels):
-        raise UsageError(f"--threshold-from {wanted or 'dev'}: its labels are graded, expected 0 and 1")
+    _check_other(pairs, is_set, found.md5, f"{option} {wanted or 'dev'}", folder)
     return found, ""
 
 
-def _fit_texts(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[list[str], str]:
-    """Distinct sentences to fit on, and what they are called."""
+def sentences_to_fit(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[list[str], str]:
+    """Distinct sentences to fit on, and what they are called.
+
+    Parameters
+    ----------
+    wanted : a split, or a file of texts or pairs; None: dev.
+    """
     if wanted is None and not is_set:
         raise UsageError(f"what is fitted, for {pairs.title}, on which texts? Give --fit FILE: others than these")
     if wanted is None or wanted in SPLITS:

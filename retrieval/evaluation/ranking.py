@@ -22,13 +22,16 @@ MAP, JUDGED = "MAP", "judged"
 def measure_names(cutoffs: Sequence[int], depth: int | None) -> list[str]:
     """What is measured: recall, MRR, nDCG and the judged share at each cut-off, and MAP to the depth of the run.
 
+    Whether the first hit was judged is always measured.
+
     Parameters
     ----------
     cutoffs : k, each at least 1.
     depth : of the rankings; None where they are whole.
     """
     at_each = [f"{name}@{k}" for k in cutoffs for name in ("recall", "MRR", "nDCG", JUDGED)]
-    return [*at_each, MAP if depth is None else f"{MAP}@{depth}"]
+    first = [] if 1 in cutoffs else [f"{JUDGED}@1"]
+    return [*first, *at_each, MAP if depth is None else f"{MAP}@{depth}"]
 
 
 def ordered(scores: Mapping[str, float]) -> list[str]:

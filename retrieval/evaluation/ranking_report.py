@@ -52,21 +52,15 @@ def as_text(results: Sequence[RankingResult], write: Callable[[tables.Sheet], st
     most = max(first.cutoffs)
     shown = [f"recall@{k}" for k in first.cutoffs] + [f"MRR@{most}", f"nDCG@{most}"]
     shown += [name for name in first.values if name.partition("@")[0] == MAP]
-    header = ["system", *shown]
-    top = f"{JUDGED}@1"
-    if top in first.values:
-        header.append("top 1 unjudged")
+    header, top = ["system", *shown, "top 1 unjudged"], f"{JUDGED}@1"
     rows: list[tuple[str, list[Cell]]] = []
     for number, result in enumerate(results, 1):
         label = f"{number} " if len(results) > 1 else ""
-        cells = [value_cell(result.values[name]) for name in shown]
-        if top in result.values:
-            cells.append(value_cell(_complement(result.values[top])))
+        cells = [*(value_cell(result.values[name]) for name in shown), value_cell(_complement(result.values[top]))]
         rows.append((label + one_line(_system(result)), cells))
         if result.differences is not None:
-            cells = [value_cell(result.differences[name], "+") for name in shown]
-            if top in result.values:
-                cells.append(value_cell(_negative(result.differences[top]), "+"))
+            gains = result.differences
+            cells = [*(value_cell(gains[name], "+") for name in shown), value_cell(_negative(gains[top]), "+")]
             rows.append((f"{number} minus 1", cells))
     return write(tables.Sheet(_about(first), header, rows, _notes(results)))
 
@@ -88,9 +82,12 @@ def _notes(results: Sequence[RankingResult]) -> list[str]:
     notes += first.judged.notes
     for what, texts in first.judged.duplicates.items():
         more = ", ..." if len(texts) > _NAMED else ""
-        notes.append(f"{len(texts):,} {what}: {', '.join(one_line(text)[:60] for text in texts[:_NAMED])}{more}")
+        named = ", ".join(one_line(text)[:30] for text in texts[:_NAMED])
+        notes.append(f"{what}: {len(texts):,} ({named}{more})")
     for number, result in enumerate(results, 1):
         system, which = result.system, f"{number}: " if len(results) > 1 else ""
+        if "documents" in system:
+            notes.append(f"{which}an index of {system['documents']:,} documents, asked of its own")
         if "dimension" not in system:
             continue
         prompts = f"prompts {system['query_prompt']!r} (query) and {system['document_prompt']!r} (document)"

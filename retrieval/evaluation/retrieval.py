@@ -21,15 +21,18 @@ from retrieval.evaluation.measures import Value
 from retrieval.evaluation.pairs import md5_of
 from retrieval.evaluation.ranking import measure_names, measure_queries, without_relevant
 from retrieval.evaluation.scoring import EncodedTexts
-from retrieval.evaluation.tasks import RetrievalTask, Source, make_retrieval_task
+from retrieval.evaluation.task_sets import make_retrieval_task
+from retrieval.evaluation.tasks import RetrievalTask, Source, source_of
 from retrieval.index.vectors import VectorIndex
+from retrieval.search import Index
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
-from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
+from retrieval.transforms.spec import AUTO_ROWS_A_DIMENSION, NONE, AutoSpec, Spec, TransformSpec
 from retrieval.types import NoProgress, Progress, Qrels, Run
 
 CUTOFFS, DEPTH = (1, 10), 100
-_DOCUMENT_ROWS, _QUERY_ROWS = 8192, 256
+_DOCUMENT_ROWS, _QUERY_ROWS = 8192, 1024
+"""FAISS multiplies a block of queries at once: a quarter of this costs several times as much a query."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Model:
 
     name: str
     load: Callable[[bool], tuple[Encoder, Transform | None, str]]
-    specs: Sequence[TransformSpec | FlowSpec | None] = (None,)
+    specs: Sequence[Spec | None] = (None,)
 
 
 @dataclass(frozen=True)
@@ -151,21 +154,33 @@ def evaluate_retrieval(
     return found
 
 
+def search_index(index: Index, queries: Mapping[str, str], depth: int = DEPTH) -> Run:
+    """Ask an index of its own documents, as `retr query` does.
+
+    Parameters
+    ----------
+    queries : query_id -> text.
+    depth : documents a query.
+    """
+    hits = index.search(list(queries.values()), k=depth)
+    return {query: {hit.doc_id: hit.score for hit in found} for query, found in zip(queries, hits, strict=True)}
+
+
 def evaluate_runs(
     path: Path,
     qrels: Qrels,
-    runs: Mapping[str, Run],
+    runs: Sequence[tuple[dict[str, Any], Run]],
     *,
     cutoffs: Sequence[int] = CUTOFFS,
     depth: int | None = None,
     resamples: int = 1000,
 ) -> list[RankingResult]:
-    """Measure runs that other programs made.
+    """Measure runs that were made already.
 
     Parameters
     ----------
     path : of the qrels.
-    runs : name -> run.
+    runs : systems, each described by `name` and `transform` at least, with what they found.
     depth : documents beyond it do not count for MAP; None: all that a run holds.
 
     Raises
@@ -179,23 +194,22 @@ def evaluate_runs(
         raise CorpusError(f"{path} judges no document relevant for any query: there is nothing to measure")
     notes = ["judging gap: documents that nobody judged count as wrong: values are lower bounds"]
     if lost:
-        notes.append(f"{len(lost):,} queries have no relevant document, and are left out")
-    for name, run in runs.items():
-        answered = len(kept.keys() & run.keys())
+        notes.append(f"queries without a relevant document, left out: {len(lost):,}")
+    for system, run in runs:
+        name, answered = system["name"], len(kept.keys() & run.keys())
         if not answered:
             raise CorpusError(
                 f"{name} answers none of the queries that {path} judges: the ids differ, for example "
-                f"{next(iter(run))!r} there and {next(iter(kept))!r} here"
+                f"{next(iter(run), None)!r} there and {next(iter(kept))!r} here"
             )
         if answered < len(kept):
-            notes.append(f"{name} has nothing for {len(kept) - answered:,} queries, which count as 0")
+            notes.append(f"queries that {name} does not answer, and that count as 0: {len(kept) - answered:,}")
         if more := len(run.keys() - qrels.keys()):
-            notes.append(f"{name} answers {more:,} queries that are not judged, and left out")
-    source = Source(str(path), md5_of(path) if path.is_file() else "")
-    judged = Judged(str(path), (), (source,), None, kept, {}, tuple(notes))
+            notes.append(f"queries of {name} that nobody judged, left out: {more:,}")
+    judged = Judged(str(path), (), (source_of(path),), None, kept, {}, tuple(notes))
     results: list[RankingResult] = []
-    for name, run in runs.items():
-        results.append(_result(judged, {"name": name, "transform": None}, run, cutoffs, depth, resamples, results))
+    for system, run in runs:
+        results.append(_result(judged, system, run, cutoffs, depth, resamples, results))
     return results
 
 
@@ -261,7 +275,10 @@ def _runs(
         raise EncoderError(f"{model.name} knows nothing of the texts of {task.title}: choose another model")
     if encoded.without_vector:
         progress.note(f"{encoded.without_vector:,} texts of which {model.name} knows nothing: they are never found")
-    for spec in model.specs:
+    for wanted in model.specs:
+        spec = encoded.choose(wanted, fit_texts, progress) if isinstance(wanted, AutoSpec) else wanted
+        if isinstance(spec, TransformSpec) and len(set(fit_texts)) < AUTO_ROWS_A_DIMENSION * spec.m:
+            progress.note(f"{spec} is fitted on {len(set(fit_texts)):,} texts: few for so many dimensions")
         fitted = encoded.fit(spec, fit_texts) if spec is not None else transform
         system = {
             "name": model.name,

@@ -42,9 +42,9 @@ def as_table(sheet: Sheet) -> str:
 
 def as_markdown(sheet: Sheet) -> str:
     """A Markdown table between what was measured and the notes."""
-    lines = [_markdown_row(sheet.header), "|---|" + "---:|" * (len(sheet.header) - 1)]
-    lines += [_markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in sheet.rows]
-    about, notes = ([f"- {_markdown(line)}" for line in part] for part in (sheet.about, sheet.notes))
+    lines = [markdown_row(sheet.header), "|---|" + "---:|" * (len(sheet.header) - 1)]
+    lines += [markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in sheet.rows]
+    about, notes = ([f"- {markdown_text(line)}" for line in part] for part in (sheet.about, sheet.notes))
     return "\n".join([*about, "", *lines, "", *notes]) + "\n"
 
 
@@ -52,10 +52,10 @@ def as_latex(sheet: Sheet) -> str:
     """A LaTeX tabular (booktabs); what was measured and the notes are comments."""
     lines = [f"% {line}" for line in sheet.about]
     columns = "l" + "r" * (len(sheet.header) - 1)
-    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_row(sheet.header), r"\midrule"]
+    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", latex_row(sheet.header), r"\midrule"]
     for name, cells in sheet.rows:
-        shown = (_latex(value) + (rf" {{\scriptsize {_latex(within)}}}" if within else "") for value, within in cells)
-        lines.append(" & ".join((_latex(name), *shown)) + r" \\")
+        shown = (latex(value) + (rf" {{\scriptsize {latex(within)}}}" if within else "") for value, within in cells)
+        lines.append(" & ".join((latex(name), *shown)) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", *(f"% {line}" for line in sheet.notes)]
     return "\n".join(lines) + "\n"
 
@@ -80,18 +80,22 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_markdown(cell) for cell in cells) + " |"
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """A text in which Markdown sees nothing but text."""
     return "".join("\\" + character if character in "|*`_<" else character for character in text)
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+def latex_row(cells: Sequence[str]) -> str:
+    """A line of a LaTeX tabular."""
+    return " & ".join(latex(cell) for cell in cells) + r" \\"
 
 
-def _latex(text: str) -> str:
+def latex(text: str) -> str:
+    """A text in which LaTeX sees nothing but text."""
     escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(escapes.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)

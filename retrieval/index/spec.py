@@ -23,9 +23,10 @@ _EXACT_RECALL = 0.999
 class Kind:
     """A kind of index.
 
-    `factory` is FAISS's factory string with `{lists}` inverted lists, and 4-bit codes for one dimension each or for `{codes}` groups. Where it says
-    Refine, a few times k candidates are scored again with the vectors themselves in float16, rotated first: the large
-    common part of raw sentence vectors would else lie in one dimension, whose rounding (2e-4) exchanges neighbours.
+    `factory` is FAISS's factory string with `{lists}` inverted lists, and 4-bit codes for one dimension each or for
+    `{codes}` groups. Where it says Refine, a few times k candidates are scored again with the vectors themselves in
+    float16, rotated first: the large common part of raw sentence vectors would else lie in one dimension, whose
+    rounding (2e-4) exchanges neighbours.
     """
 
     factory: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
 from retrieval.index.gpu import on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import AUTO, EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
+from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -25,8 +26,8 @@ _SHARE_ALLOWED = 0.05
 _SHARE_CANDIDATES = 0.25
 """Of the rows: where so many would be refined, comparing all is no slower."""
 
-ANY_DIMENSION = 2520
-"""Divided by every number to 10: for checking a factory string before the dimension is known."""
+_ANY_DIMENSION = 256
+_UNPARSED = "could not parse"  # what index_factory says of a string that is none
 
 
 def faiss_conflict() -> str | None:
@@ -40,22 +41,30 @@ def faiss_conflict() -> str | None:
     )
 
 
-def check_factory(spec: str, dimension: int) -> None:
+def check_factory(spec: str, dimension: int | None = None) -> None:
     """Refuse what FAISS's factory cannot build for vectors of so many dimensions.
+
+    Parameters
+    ----------
+    spec : `auto`, a kind, or a factory string
+    dimension : m; None where it is not known yet, which refuses only what is no factory string at all.
 
     Raises
     ------
     UsageError
         With the choices.
     """
-    if spec == AUTO:
+    if spec in INDEX_SPECS:
         return
     try:
-        index = faiss.index_factory(dimension, factory_string(spec, dimension), faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
+        if dimension is None and _UNPARSED not in str(error):
+            return
+        shape = "" if dimension is None else f" for inner products of {dimension} dimensions"
         raise UsageError(
             f"unknown index {spec!r}: expected one of {', '.join(INDEX_SPECS)}, or a string that faiss.index_factory "
-            f"takes for inner products of {dimension} dimensions ({_reason(error)})"
+            f"takes{shape} ({_reason(error)})"
         ) from None
     if isinstance(layers(index)[-1], faiss.IndexNSG | faiss.IndexNNDescent):
         raise UsageError(f"the index {spec!r} takes all its vectors at once, and retr adds them in pieces: use hnsw")
@@ -339,4 +348,5 @@ def _installed(distribution: str) -> bool:
 
 
 def _reason(error: RuntimeError) -> str:
-    return str(error).splitlines()[0].split("Error: ")[-1]
+    """FAISS's message without the C++ function and line that it begins with."""
+    return re.sub(r"^Error in .*\.(cpp|h|cu):\d+: (Error: )?", "", str(error).splitlines()[0])

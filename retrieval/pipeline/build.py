@@ -28,7 +28,7 @@ from retrieval.index.building import Built
 from retrieval.index.documents import Documents, DocumentsWriter, write_documents
 from retrieval.index.embeddings import SHARD_ROWS, EmbeddingShards, EmbeddingsKey, key_of_folder
 from retrieval.index.spec import Wanted, check_spec, choose_spec
-from retrieval.index.vectors import ANY_DIMENSION, check_factory, faiss_conflict
+from retrieval.index.vectors import check_factory, faiss_conflict
 from retrieval.pipeline.encoding import encode_documents, tell_counts
 from retrieval.pipeline.staging import BUILD, Stages, commit, how_made, resolved, staged
 from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
@@ -85,7 +85,7 @@ def build_index(
     if options.transform != AUTO:
         parse_transform(options.transform)
     check_spec(options.index)
-    check_factory(options.index, ANY_DIMENSION)
+    check_factory(options.index)
     check_backend(options.backend, options.precision, options.device)
     progress = progress or NoProgress()
     if conflict := faiss_conflict():

@@ -24,7 +24,7 @@ from retrieval.index import folder as layout
 from retrieval.index.documents import DocumentsWriter
 from retrieval.index.embeddings import Embeddings, EmbeddingShards, EmbeddingsKey
 from retrieval.index.spec import Wanted, check_spec
-from retrieval.index.vectors import ANY_DIMENSION, check_factory
+from retrieval.index.vectors import check_factory
 from retrieval.pipeline.staging import REINDEX, Stages, commit, how_made, link_files, locked, resolved, staged
 from retrieval.pipeline.standing import Standing
 from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
@@ -73,7 +73,7 @@ def reindex(
         parse_transform(str(options.transform))
     if options.index is not None:
         check_spec(options.index)
-        check_factory(options.index, ANY_DIMENSION)
+        check_factory(options.index)
     layout.read_manifest(index)
     index, progress = resolved(index), progress or NoProgress()
     target = index

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,27 @@ from retrieval.index.embeddings import EmbeddingShards
 from retrieval.index.spec import Wanted, choose_spec
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
-from retrieval.transforms.flow import LEAST_ROWS, Epoch, Flow
+from retrieval.transforms.choice import LEAST_ROWS as CHOICE_ROWS
+from retrieval.transforms.fitting import fit_flow, fit_whitening, gather_moments
+from retrieval.transforms.flow import LEAST_ROWS, Flow
 from retrieval.transforms.held_out import SplitMoments
-from retrieval.transforms.spec import AUTO, FLOW, NONE, FlowSpec, TransformSpec, auto_transform, parse_transform
-from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
+from retrieval.transforms.spec import (
+    AUTO,
+    NONE,
+    AutoSpec,
+    FlowSpec,
+    Spec,
+    TransformSpec,
+    auto_transform,
+    parse_transform,
+)
+from retrieval.transforms.whitening import Whitening
 from retrieval.types import Progress
-
-Spec = TransformSpec | FlowSpec | None
 
 
 def choose_transform(
     transform: str, family: Family, dimension: int, rows: int, distinct: int, progress: Progress
-) -> Spec:
+) -> Spec | None:
     """The transform to fit; what cannot be fitted is refused before hours of encoding, not after.
 
     Parameters
@@ -44,6 +52,11 @@ def choose_transform(
         raise TransformError(
             f"a flow wants at least {LEAST_ROWS} distinct documents, the corpus has {distinct:,}; "
             f"give more, or use --transform none"
+        )
+    if isinstance(spec, AutoSpec) and distinct < CHOICE_ROWS:
+        raise TransformError(
+            f"{spec} wants at least {CHOICE_ROWS} distinct documents to choose m by, the corpus has "
+            f"{distinct:,}; give more, say m ({spec.kind}-M), or use --transform none"
         )
     if isinstance(spec, TransformSpec):
         # About their mean, equal vectors have no extent; about the origin (beta 0), they have one.
@@ -73,72 +86,38 @@ class Fitting:
         self.shards, self.dimension, self.folder, self.standing = shards, dimension, folder, standing
         self.forgiving, self.progress = forgiving, progress
 
-    def fit(self, spec: Spec) -> tuple[Transform | None, dict[str, Any]]:
+    def fit(self, spec: Spec | None) -> tuple[Transform | None, dict[str, Any]]:
         """The transform, and what the manifest says of it."""
         if spec is None:
             return None, {"name": NONE, "m": self.dimension}
-        transform, info = self._fit_flow() if isinstance(spec, FlowSpec) else self._fit_whitening(spec)
+        transform: Transform | None
+        if isinstance(spec, FlowSpec):
+            transform, info = fit_flow(self.shards.chunks, self.progress)
+        else:
+            transform, info = self._fit_whitening(spec)
         if transform is not None:
             transform.save(self.folder / layout.TRANSFORM)
         return transform, info
 
-    def _fit_whitening(self, spec: TransformSpec) -> tuple[Transform | None, dict[str, Any]]:
+    def _fit_whitening(self, spec: TransformSpec | AutoSpec) -> tuple[Transform | None, dict[str, Any]]:
         split = self._moments(spec)
-        moments = split.whole()
         try:
-            transform, spectrum = Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)
+            transform, info = fit_whitening(spec, split, self.shards.chunks, self.progress)
         except TransformError as error:
             if not self.forgiving:
                 raise
             self.progress.note(f"transform none instead of {spec}: {error}")
             return None, {"name": NONE, "m": self.dimension}
         split.save(self.folder / layout.MOMENTS, self.shards.sha256())
-        trial = split.trial(spec)
-        for alarm in trial.alarms("vectors held out of a trial fit") if trial else []:
-            self.progress.note(f"warning: {alarm}")
-        return transform, {
-            "name": str(spec),
-            "beta": spec.beta,
-            "gamma": spec.gamma,
-            "m": spec.m,
-            "eps": spec.eps,
-            "rows": moments.rows,
-            "kept_share": round(float(spectrum[: spec.m].sum() / spectrum.sum()), 6),
-            "held_out_norm_ratio": rounded(trial.norm_ratio) if trial else None,
-            "mean_shift": rounded(trial.mean_shift) if trial else None,
-        }
+        return transform, info
 
-    def _moments(self, spec: TransformSpec) -> SplitMoments:
+    def _moments(self, spec: TransformSpec | AutoSpec) -> SplitMoments:
         """Those of the standing index, where they are of these embeddings; else in a pass over them."""
         with contextlib.suppress(TransformError):
             standing = SplitMoments.load(self.standing / layout.MOMENTS, self.shards.sha256())
             if standing.serves(spec):
                 return standing
-        moments = SplitMoments(self.dimension, exact=spec.eps < DEFAULT_EPS)
-        with self.progress.stage("fitting", "vectors", self.shards.key.rows) as advance:
-            for chunk in self.shards.chunks():
-                moments.update(chunk)
-                advance(len(chunk))
-        return moments
-
-    def _fit_flow(self) -> tuple[Flow, dict[str, Any]]:
-        with self.progress.stage("fitting flow", "epochs", None) as advance:
-
-            def tell(epoch: Epoch) -> None:
-                advance(1)
-                if epoch.number in (1, 2, 3, 5) or epoch.number % 10 == 0:
-                    self.progress.note(
-                        f"flow, epoch {epoch.number} of at most {epoch.most}: "
-                        f"{epoch.held_out_nats:.4f} nats a dimension of held-out vectors"
-                    )
-
-            flow = Flow.fit((chunk[chunk.any(axis=1)] for chunk in self.shards.chunks()), on_epoch=tell)
-        fitted = flow.fitted
-        self.progress.note(
-            f"flow: {fitted.held_out_nats:.4f} nats a dimension after epoch {fitted.best_epoch} "
-            f"({fitted.start_nats:.4f} before the first)"
-        )
-        return flow, {"name": FLOW, "m": flow.m, **asdict(fitted)}
+        return gather_moments(spec, self.dimension, self.shards.key.rows, self.shards.chunks, self.progress)
 
 
 def index_vectors(

@@ -16,7 +16,7 @@ from retrieval.evaluation.datasets import DATASETS, load_dataset
 from retrieval.evaluation.pairs import Pairs, read_pairs
 from retrieval.evaluation.ranking import measure_queries
 from retrieval.evaluation.scoring import EncodedTexts
-from retrieval.evaluation.tasks import known_item_task
+from retrieval.evaluation.task_sets import known_item_task
 from retrieval.index.documents import Documents
 from retrieval.index.vectors import VectorIndex
 from retrieval.search import Index

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from retrieval.corpus.files import find_files
 from retrieval.errors import CorpusError, IndexFolderError, UsageError
-from retrieval.evaluation.tasks import read_documents
+from retrieval.evaluation.task_files import read_documents
 from retrieval.index import folder as layout
 from retrieval.index.building import Chunks
 from retrieval.index.documents import Documents
