@@ -14,7 +14,7 @@ import pytest
 from conftest import random_texts
 
 import retrieval
-from retrieval.errors import CorpusError, RetrError, UsageError
+from retrieval.errors import BuildError, CorpusError, RetrError, UsageError
 from retrieval.evaluation.bench import report
 from retrieval.evaluation.bench.export import export_cut
 from retrieval.evaluation.bench.grid import Cut, parse_cuts, parse_kinds, parse_recalls
@@ -22,7 +22,7 @@ from retrieval.evaluation.bench.hdf5 import hdf5_source
 from retrieval.evaluation.bench.labels import Judgements, PairLabels
 from retrieval.evaluation.bench.material import Material, gather
 from retrieval.evaluation.bench.recall import Truth
-from retrieval.evaluation.bench.results import Results, check_folder
+from retrieval.evaluation.bench.results import Results, check_folder, locked
 from retrieval.evaluation.bench.run import KILLED, Bench, Plan
 from retrieval.evaluation.bench.sources import Source, in_chunks, index_source, npy_source
 from retrieval.evaluation.bench.timing import allocated_bytes, measure_times
@@ -365,6 +365,15 @@ def test_results_of_other_inputs_are_not_mixed_and_damaged_ones_not_lost(tmp_pat
         check_folder(folder)
     with pytest.raises(UsageError, match="is a file"):
         check_folder(folder / "thesis.tex")
+
+
+def test_a_report_is_written_by_one_run_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / "report"):
+        with pytest.raises(BuildError, match="another run writes to"), locked(tmp_path / "report"):
+            pass
+    with locked(tmp_path / "report"):
+        pass
+    assert list((tmp_path / "report").iterdir()) == []
 
 
 def test_k_beyond_the_documents_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def bench(
     from retrieval.evaluation.bench.grid import parse_cuts, parse_kinds, parse_recalls
     from retrieval.evaluation.bench.labels import Judgements, PairLabels, load_pairs
     from retrieval.evaluation.bench.material import gather
-    from retrieval.evaluation.bench.results import CHARTS, Results, check_folder, machine
+    from retrieval.evaluation.bench.results import CHARTS, Results, check_folder, locked, machine
     from retrieval.evaluation.bench.run import Bench, Plan
     from retrieval.evaluation.charts import check_chart_file
     from retrieval.evaluation.pairs import md5_of
@@ -187,11 +187,11 @@ def bench(
     labels = PairLabels(labelled, source.index, k, progress) if labelled is not None and source.index else None
     results = Results.open(output, inputs, about, fresh)
     job = Bench(material, Plan(cuts, kinds, k, recalls, rounds), results, progress, labels, judgements)
-    if hdf5_out is not None:
-        export_cut(material, cuts[0], hdf5_out, progress)
-    output.mkdir(parents=True, exist_ok=True)
-    job.run()
-    report.write_report(results.content, output, command)
+    with locked(output):
+        if hdf5_out is not None:
+            export_cut(material, cuts[0], hdf5_out, progress)
+        job.run()
+        report.write_report(results.content, output, command)
     if as_json:
         for row in report.rows_of(results.content):
             print_json(row)

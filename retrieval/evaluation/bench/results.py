@@ -6,13 +6,16 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from retrieval import __version__
-from retrieval.errors import RetrError, UsageError
+from retrieval.errors import BuildError, RetrError, UsageError
 from retrieval.storage import atomic_file
 
 FORMAT, VERSION = "retr-bench", 1
@@ -126,6 +129,22 @@ def check_folder(folder: Path) -> None:
     others = [name for name in others if name not in _OWN and not name.startswith(".")]
     if others:
         raise UsageError(f"'{folder}' holds other things ({', '.join(others[:3])}): give a new folder with -o")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder, made where there is none, for one run at a time. Raises BuildError where another has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BuildError(f"another run writes to '{folder}': wait for it, or give another folder with -o") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / ".lock").unlink(missing_ok=True)
 
 
 def machine() -> dict[str, Any]:
