@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+_GRID = ("m", "transform")
 
 WORDS: dict[str, dict[str, Any]] = {
     "README.md": {
@@ -82,6 +83,26 @@ WORDS: dict[str, dict[str, Any]] = {
             "same 10 neighbours",
             "warm, ms (of it the exact search)",
         ),
+        "dims": (
+            "What a cut costs: {documents:,} titles, {queries:,} held-out titles as queries, exact search; {pairs} for "
+            "Spearman and as known items among its sentences, with the transform fitted on the titles "
+            "({where}; `{command}`):"
+        ),
+        "dims_head": (
+            "",
+            "recall@{k} of the uncut vectors' nearest",
+            "known items: recall@{k}",
+            "MRR@{k}",
+            "Spearman",
+            "one query, ms (p50, p99)",
+            "bytes/document",
+        ),
+        "dims_says": (
+            "At {m} of {d} dimensions {best} keeps most of the neighbours ({best_recall:.1%}; {others}), and known "
+            "items have an MRR@{k} of {best_mrr:.3f} ({uncut_mrr:.3f} uncut); at {least}, {least_best} keeps "
+            "{least_recall:.1%}, with {least_mrr:.3f}."
+        ),
+        "fronts": ("Recall against the time of a query", "Recall against bytes a document"),
     },
     "README.zh.md": {
         "build": (
@@ -141,6 +162,25 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "quality_head": ("模型", "变换"),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
+        "dims": (
+            "降维的代价：{documents:,} 条标题，留出 {queries:,} 条标题作查询，精确检索；{pairs} 用来算 Spearman，"
+            "并在它的句子里做已知项检索，变换在标题上拟合（{where}；`{command}`）："
+        ),
+        "dims_head": (
+            "",
+            "对未降维近邻的召回率@{k}",
+            "已知项：召回率@{k}",
+            "MRR@{k}",
+            "Spearman",
+            "单条查询，毫秒（p50、p99）",
+            "字节/文档",
+        ),
+        "dims_says": (
+            "{d} 维降到 {m} 维，{best} 保住的近邻最多（{best_recall:.1%}；{others}），"
+            "已知项的 MRR@{k} 为 {best_mrr:.3f}（未降维 {uncut_mrr:.3f}）；"
+            "降到 {least} 维，{least_best} 保住 {least_recall:.1%}，MRR 为 {least_mrr:.3f}。"
+        ),
+        "fronts": ("召回率与单条查询的时间", "召回率与每个文档的字节数"),
     },
 }
 
@@ -174,10 +214,11 @@ def figures(readme: str) -> str:
         command=command,
     )
     tables = [*_encode_table(words), "", *_query_table(words)]
-    for name, table in (("whiten", _whiten_table), ("quality", _quality_table), ("retrieval", _known_table)):
+    extra = {"whiten": _whiten_table, "quality": _quality_table, "retrieval": _known_table, "dims": _dims_table}
+    for name, table in extra.items():
         if (RESULTS / f"{name}.json").exists():
             tables += ["", *table(words)]
-    return "\n".join([*lines, "", whole, "", *tables])
+    return "\n".join([*lines, "", whole, "", *tables, *_fronts(words)])
 
 
 def _encode_table(words: dict[str, Any]) -> list[str]:
@@ -230,6 +271,68 @@ def _query_table(words: dict[str, Any]) -> list[str]:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _dims_table(words: dict[str, Any]) -> list[str]:
+    """Out of a results.json of `retr bench`."""
+    dims = _result("dims")
+    k, measured, labels = dims["inputs"]["k"], dims["measured"], dims["labels"]
+    rows = [row for row in dims["rows"] if row["status"] == "measured" and row["index"] == "flat"]
+    rows.sort(key=lambda row: (row["cut"] != "uncut", -row["m"]))  # transforms stay in their order
+    kept = {name: list(dict.fromkeys(str(row[name]) for row in rows if row["cut"] != "uncut")) for name in _GRID}
+    command = (
+        f"retr bench -i indexes/titles --dims {','.join(kept['m'])} --transform {','.join(kept['transform'])} "
+        f"--index flat --pairs {labels['uncut']['pairs'].split()[0]} -o report/"
+    )
+    about = {**measured, "pairs": labels["uncut"]["pairs"], "where": _where(dims["machine"]), "command": command}
+    lines = [words["dims"].format(**about), ""]
+    lines += _head(tuple(cell.format(k=k) for cell in words["dims_head"]))
+    for row in rows:
+        found, times = labels[row["cut"]], row["milliseconds"]
+        cells = [
+            row["cut"],
+            f"{row['recall_of_uncut']:.1%}",
+            f"{found[f'recall@{k}']:.1%}",
+            f"{found[f'MRR@{k}']:.3f}",
+            f"{100 * found['spearman']:.2f}",
+            f"{times['p50']:.2f}, {times['p99']:.2f}",
+            f"{row['bytes_per_document']:,.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", _dims_sentence(words["dims_says"], rows, labels, k)]
+
+
+def _fronts(words: dict[str, Any]) -> list[str]:
+    """The charts of `retr bench`, where they lie beside the results."""
+    titles = dict(zip(("recall-latency.png", "recall-bytes.png"), words["fronts"], strict=True))
+    shown = [f"![{title}](benchmarks/results/{name})" for name, title in titles.items() if (RESULTS / name).exists()]
+    return [line for image in shown for line in ("", image)]
+
+
+def _dims_sentence(words: str, rows: list[dict[str, Any]], labels: dict[str, Any], k: int) -> str:
+    """What the table says, of a cut to about two thirds and of the smallest."""
+
+    def by_recall(m: int) -> list[dict[str, Any]]:
+        return sorted((row for row in rows if row["m"] == m), key=lambda row: -row["recall_of_uncut"])
+
+    d = rows[0]["m"]
+    cuts = sorted({row["m"] for row in rows if row["m"] < d})
+    m, least = min(cuts, key=lambda m: abs(m - 2 * d / 3)), cuts[0]
+    (best, *others), low = by_recall(m), by_recall(least)[0]
+    return words.format(
+        m=m,
+        d=d,
+        k=k,
+        best=best["transform"],
+        best_recall=best["recall_of_uncut"],
+        others=", ".join(f"{row['transform']} {row['recall_of_uncut']:.1%}" for row in others),
+        best_mrr=labels[best["cut"]][f"MRR@{k}"],
+        uncut_mrr=labels["uncut"][f"MRR@{k}"],
+        least=least,
+        least_best=low["transform"],
+        least_recall=low["recall_of_uncut"],
+        least_mrr=labels[low["cut"]][f"MRR@{k}"],
+    )
 
 
 def _whiten_table(words: dict[str, Any]) -> list[str]:

@@ -205,3 +205,41 @@ def test_poolings_are_printed_for_every_transform_and_judged(
 def test_the_order_of_the_poolings(figures: tuple[float, ...], holds: bool) -> None:
     module = script("check_raw_poolings")
     assert module.in_order(dict(zip(module.POOLINGS, figures, strict=True))) is holds
+
+
+def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("update_readme")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    words = module.WORDS["README.md"]
+    recalls = {("uncut", 384): 1.0, ("rotate", 256): 0.875, ("cut", 256): 0.5, ("rotate", 64): 0.25, ("cut", 64): 0.3}
+    rows, labels = [], {}
+    for (transform, m), recall in recalls.items():
+        cut = transform if transform == "uncut" else f"{transform}-{m}"
+        row = {"cut": cut, "transform": transform, "m": m, "index": "flat", "status": "measured"}
+        times = {"milliseconds": {"p50": m / 100, "p99": 9}, "bytes_per_document": 4 * m}
+        rows.append({**row, **times, "recall_of_uncut": recall})
+        labels[cut] = {"pairs": "lcqmc test", "recall@10": recall / 2, "MRR@10": recall / 4, "spearman": 0.7}
+    rows += [{**rows[1], "index": "hnsw"}, {**rows[1], "cut": "whiten-256", "status": "failed"}]
+    about = {
+        "inputs": {"k": 10},
+        "machine": {"cores": 2, "cpu": "some CPU", "date": "2026-01-01"},
+        "measured": {"documents": 1000, "queries": 100},
+    }
+    (tmp_path / "dims.json").write_text(json.dumps({**about, "rows": rows, "labels": labels}), encoding="utf-8")
+    lines = module._dims_table(words)
+    assert "retr bench -i indexes/titles --dims 256,64 --transform rotate,cut --index flat --pairs lcqmc" in lines[0]
+    table = [line for line in lines if line.startswith("| ")]
+    assert table[1:3] == [
+        "| uncut | 100.0% | 50.0% | 0.250 | 70.00 | 3.84, 9.00 | 1,536 |",
+        "| rotate-256 | 87.5% | 43.8% | 0.219 | 70.00 | 2.56, 9.00 | 1,024 |",
+    ]
+    assert len(table) == 6
+    assert lines[-1] == (
+        "At 256 of 384 dimensions rotate keeps most of the neighbours (87.5%; cut 50.0%), and known items have an "
+        "MRR@10 of 0.219 (0.250 uncut); at 64, cut keeps 30.0%, with 0.075."
+    )
+    assert module._fronts(words) == []
+    (tmp_path / "recall-bytes.png").write_bytes(b"")
+    assert module._fronts(words) == ["", "![Recall against bytes a document](benchmarks/results/recall-bytes.png)"]

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from retrieval import __version__
+from retrieval.cli.bench import bench
 from retrieval.cli.build import index
 from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
@@ -47,7 +48,7 @@ def _global(
     """
 
 
-for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo):
+for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo, bench):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(transform, name="transform")

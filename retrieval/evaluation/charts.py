@@ -229,11 +229,14 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _finish(axes: Axes, x_label: str, y_label: str, log_x: bool, log_y: bool, legend: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis, log in ((axes.xaxis, log_x), (axes.yaxis, log_y)):
         if log:
             (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+            low, high = axis.get_view_interval()
+            if high < 100 * low:  # powers of ten alone would be one number, or two
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))  # 1,000 and not 10^3
             axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(x_label)

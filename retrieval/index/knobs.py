@@ -90,3 +90,8 @@ def parameters(index: Any, setting: Setting, mask: NDArray[np.bool_] | None) -> 
         elif selector is not None:
             found = faiss.SearchParameters(sel=selector)
     return found
+
+
+def thread_count() -> int:
+    """How many threads FAISS uses."""
+    return int(faiss.omp_get_max_threads())

@@ -1,0 +1,1 @@
+"""retr bench: dimensions x transforms x kinds of index, measured on held-out queries."""
