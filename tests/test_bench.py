@@ -14,7 +14,7 @@ import pytest
 from conftest import random_texts
 
 import retrieval
-from retrieval.errors import BuildError, CorpusError, RetrError, UsageError
+from retrieval.errors import BuildError, CorpusError, RetrError, TransformError, UsageError
 from retrieval.evaluation.bench import report
 from retrieval.evaluation.bench.export import export_cut
 from retrieval.evaluation.bench.grid import Cut, parse_cuts, parse_kinds, parse_recalls
@@ -33,6 +33,7 @@ from retrieval.index.documents import Documents
 from retrieval.index.vectors import VectorIndex
 from retrieval.pipeline.delete import delete_documents
 from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.whitening import Whitening
 from retrieval.types import NoProgress
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -166,6 +167,20 @@ def test_cut_keeps_the_first_raw_dimensions() -> None:
     found = material(vectors)
     kept = Cut("cut", 5).fit(found.moments).transform(vectors)
     np.testing.assert_array_equal(kept, vectors[:, :5])
+
+
+def test_all_dimensions_are_kept_with_the_one_that_a_layer_norm_leaves_empty() -> None:
+    vectors = clustered(900)
+    vectors -= vectors.mean(axis=1, keepdims=True)  # what a layer norm without bias does: rank 15 but for rounding
+    found = material(vectors, exact=True)
+    assert found.moments.exact
+    for name in ("whiten", "rotate"):
+        assert Cut(name, D).exact(D)
+        assert not Cut(name, D - 1).exact(D)
+        assert Cut(name, D).fit(found.moments).m == D
+    assert not Cut("cut", D).exact(D)
+    with pytest.raises(TransformError, match="rank 15"):
+        Whitening.fit(found.moments, D)
 
 
 def test_names_and_numbers_of_the_grid_are_checked() -> None:

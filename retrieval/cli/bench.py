@@ -150,7 +150,8 @@ def bench(
     if hdf5_out is not None:
         _check_hdf5_out(hdf5_out, len(cuts))
     check_chart_file(Path(CHARTS[0]))
-    material = gather(source, hold_out=hold_out, sample=sample, seed=seed, progress=progress)
+    exact = any(cut.exact(source.dimension) for cut in cuts)
+    material = gather(source, hold_out=hold_out, sample=sample, seed=seed, exact=exact, progress=progress)
     for note in material.notes:
         progress.note(note)
     measured_on = machine()

@@ -29,13 +29,23 @@ class Cut:
     def __str__(self) -> str:
         return f"{self.transform}-{self.m}"
 
+    def exact(self, dimension: int) -> bool:
+        """Whether it is fitted on products in float64 alone."""
+        return self.transform != CUT and self.m == dimension
+
     def fit(self, moments: Moments) -> Transform:
-        """Raises TransformError where the vectors do not carry m dimensions."""
+        """All d dimensions are those of eps=0, with the one that a layer norm leaves to rounding.
+
+        Raises
+        ------
+        TransformError
+            The vectors do not carry m dimensions.
+        """
         if self.transform == CUT:
             d = moments.dimension
             zeros, ones = np.zeros(d, np.float32), np.ones(self.m, np.float32)
             return Whitening(zeros, np.eye(d, self.m, dtype=np.float32), ones, gamma=0.0)
-        spec = parse_transform(str(self))
+        spec = parse_transform(f"{self}:eps=0" if self.m == moments.dimension else str(self))
         assert isinstance(spec, TransformSpec)  # the names are checked
         return Whitening.fit(moments, spec.m, beta=spec.beta, gamma=spec.gamma, eps=spec.eps)[0]
 

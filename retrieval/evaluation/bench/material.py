@@ -14,7 +14,7 @@ from retrieval.evaluation.bench.sources import Source
 from retrieval.index.building import Chunks
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform, check_finite
-from retrieval.transforms.moments import Moments
+from retrieval.transforms.moments import EXACT_ROWS, Moments
 from retrieval.types import Progress
 
 HOLD_OUT, LARGEST_SHARE = 1000, 0.1
@@ -53,7 +53,13 @@ class Material:
 
 
 def gather(
-    source: Source, *, hold_out: int = HOLD_OUT, sample: int | None = None, seed: int = 0, progress: Progress
+    source: Source,
+    *,
+    hold_out: int = HOLD_OUT,
+    sample: int | None = None,
+    seed: int = 0,
+    exact: bool = False,
+    progress: Progress,
 ) -> Material:
     """Choose the queries where the source brings none, and go through the documents once.
 
@@ -63,6 +69,7 @@ def gather(
     ----------
     hold_out : rows to be queries, at most a tenth of them; where the source brings no queries.
     sample : take so many of the rows, chosen by the seed; None: all.
+    exact : take all products of the moments in float64.
 
     Raises
     ------
@@ -91,7 +98,8 @@ def gather(
         notes.append(f"{int((~known).sum()):,} queries without a vector are left out")
         asked, queries = asked[known], queries[known]
     equal = _Equal(queries)
-    moments, digest, numbered, position = Moments(source.dimension), hashlib.sha256(queries.tobytes()), False, 0
+    moments = Moments(source.dimension, None if exact else EXACT_ROWS)
+    digest, numbered, position = hashlib.sha256(queries.tobytes()), False, 0
     kept: list[NDArray[np.int64]] = []
     with progress.stage("reading", "vectors", len(rows)) as advance:
         for chunk in _selected(source, rows):
