@@ -15,6 +15,7 @@ Needs: pip install '.[bench,onnx]'.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import statistics
@@ -78,7 +79,7 @@ def build(corpus: Path, folder: Path, sides: list[str], model: str) -> dict[str,
         retr = Path(sys.executable).with_name("retr")
         commands[side] = [str(retr), "query", "-i", str(folder / side), "-k", str(K), "--json", "-q"]
     weights, prompt = (str(bundled_folder()), "query: ") if model == DEFAULT_MODEL else (model, "")
-    (folder / PEER).mkdir()
+    (folder / PEER).mkdir(exist_ok=True)
     shutil.copyfile(folder / sides[0] / "vectors.faiss", folder / PEER / "vectors.faiss")
     transform = retrieval.Index.open(folder / sides[0]).transform
     assert transform is not None
@@ -118,8 +119,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     lines = options.corpus.read_text(encoding="utf-8").splitlines()
     queries = lines[-options.repeats - 1 :]  # the first is a warm-up
     runs: dict[str, list[tuple[float, list[str]]]] = {}
-    with tempfile.TemporaryDirectory() as name:
+    with contextlib.nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         part = folder / "corpus.txt"
         part.write_text("\n".join(lines[: options.rows]) + "\n", encoding="utf-8")
         commands = build(part, folder, options.sides, options.model)
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["retr"])
+    parser.add_argument("--folder", type=Path, help="keep the indexes here: another run encodes nothing again")
     parser.add_argument("--output", type=Path, default=RESULTS.with_name("query.json"))
     options = parser.parse_args()
     result = measure(options)

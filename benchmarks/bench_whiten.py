@@ -1,23 +1,28 @@
-"""Fitting a whitening: seconds and accuracy beside scikit-learn, FAISS and numpy, on the same rows in one process.
+"""Fitting a whitening from disk: seconds, memory and accuracy beside scikit-learn, FAISS and numpy, in one process.
 
     python benchmarks/bench_whiten.py --rows 50000
     python benchmarks/bench_whiten.py --rows 1000000 --skip "scikit-learn, full"
 
 Rows are float32 normal vectors with a falling spectrum (standard deviations 1 to 1/30) about a mean of each of the
-norms given. They are made anew chunk by chunk, which is not counted. The measure is `X.T @ X`, float32, of the same
-chunks: a side's time is also given as a multiple of the measure's in the same turn. Accuracy is the largest
-|W^T C W - I|, W being the side's own kernel (scaled to the divisor n) and C the covariance of the same rows in float64.
+norms given, in a file that is removed at the end (3.1 GB for 1,000,000 x 768). Each side reads it, by chunks or whole
+as it can, and reading is counted. The measure is `X.T @ X`, float32, over the same chunks: a side's time is also
+given as a multiple of the measure's in the same turn; reading alone is a row of its own. Accuracy is the largest |W^T
+C W - I|, W being the side's own kernel (scaled to the divisor n) and C the covariance of the same rows in float64.
 Extra memory, in MiB, is the highest resident size while a side runs, less that while the measure runs; a side that
-wants all rows at once holds them, and they are counted.
+wants all rows at once holds them, and they are counted. The sides named by --few see the first --few-rows rows only,
+and are measured against the measure and the covariance of those.
 Results go to benchmarks/results/whiten.json. Needs: pip install '.[bench]'.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,25 +41,25 @@ from retrieval.transforms.whitening import Whitening
 
 Floats = NDArray[np.floating[Any]]
 MEASURE = "X.T @ X"
+READING = "reading alone"
 MEANS = (0.0, 25.0, 800.0)
 
 
 class Rows:
-    """The same rows each time they are gone through."""
+    """The first `rows` rows of a file of float32 vectors, read anew each time they are gone through."""
 
-    def __init__(self, rows: int, dimension: int, mean: float, chunk: int) -> None:
-        random = np.random.default_rng(0)
-        self.rows, self.dimension, self.chunk = rows, dimension, chunk
-        direction = random.normal(size=dimension)
-        self.mean = (mean * direction / np.linalg.norm(direction)).astype(np.float32)
-        rotation = np.linalg.qr(random.normal(size=(dimension, dimension)))[0]
-        self.mixing = (np.geomspace(1, 1 / 30, dimension)[:, None] * rotation).astype(np.float32)
+    def __init__(self, path: Path, rows: int, dimension: int, chunk: int) -> None:
+        self.path, self.rows, self.dimension, self.chunk = path, rows, dimension, chunk
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        for number, start in enumerate(range(0, self.rows, self.chunk)):
-            random = np.random.default_rng([1, number])
-            count = min(self.chunk, self.rows - start)
-            yield random.standard_normal((count, self.dimension), dtype=np.float32) @ self.mixing + self.mean
+        with self.path.open("rb") as file:
+            for start in range(0, self.rows, self.chunk):
+                count = min(self.chunk, self.rows - start)
+                yield np.fromfile(file, np.float32, count * self.dimension).reshape(count, self.dimension)
+
+    def whole(self) -> NDArray[np.float32]:
+        """For sides that know no chunks."""
+        return np.fromfile(self.path, np.float32, self.rows * self.dimension).reshape(self.rows, self.dimension)
 
     def covariance(self) -> Floats:
         """In float64, in two passes."""
@@ -66,109 +71,92 @@ class Rows:
         return total / self.rows
 
 
-class Clock:
-    """Seconds spent outside of the making of rows."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows, self.seconds, self._since = rows, 0.0, time.perf_counter()
-
-    def chunks(self) -> Iterator[NDArray[np.float32]]:
-        for chunk in self.rows:
-            self._since = time.perf_counter()
-            yield chunk
-            self.stop()
-
-    def all_rows(self) -> NDArray[np.float32]:
-        """For sides that know no chunks."""
-        whole = np.empty((self.rows.rows, self.rows.dimension), dtype=np.float32)
-        start = 0
-        for chunk in self.rows:
-            whole[start : start + len(chunk)] = chunk
-            start += len(chunk)
-        self.go_on()
-        return whole
-
-    def go_on(self) -> None:
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        self.seconds += time.perf_counter() - self._since
+def write_rows(path: Path, rows: int, dimension: int, mean: float, chunk: int) -> None:
+    random = np.random.default_rng(0)
+    direction = random.normal(size=dimension)
+    centre = (mean * direction / np.linalg.norm(direction)).astype(np.float32)
+    rotation = np.linalg.qr(random.normal(size=(dimension, dimension)))[0]
+    mixing = (np.geomspace(1, 1 / 30, dimension)[:, None] * rotation).astype(np.float32)
+    with path.open("wb") as file:
+        for number, start in enumerate(range(0, rows, chunk)):
+            random = np.random.default_rng([1, number])
+            normal = random.standard_normal((min(chunk, rows - start), dimension), dtype=np.float32)
+            (normal @ mixing + centre).tofile(file)
 
 
-def product(clock: Clock) -> None:
-    total = np.zeros((clock.rows.dimension, clock.rows.dimension), dtype=np.float32)
-    for chunk in clock.chunks():
+def product(rows: Rows) -> None:
+    total = np.zeros((rows.dimension, rows.dimension), dtype=np.float32)
+    for chunk in rows:
         total += chunk.T @ chunk
 
 
-def own(clock: Clock) -> Floats:
-    moments = Moments(clock.rows.dimension)
-    for chunk in clock.chunks():
+def reading(rows: Rows) -> None:
+    for _ in rows:
+        pass
+
+
+def own(rows: Rows) -> Floats:
+    moments = Moments(rows.dimension)
+    for chunk in rows:
         moments.update(chunk)
-    clock.go_on()
-    transform, _ = Whitening.fit(moments, clock.rows.dimension)
-    clock.stop()
-    return transform.kernel
+    return Whitening.fit(moments, rows.dimension)[0].kernel
 
 
-def own_with_trial(clock: Clock) -> Floats:
-    split = SplitMoments(clock.rows.dimension)
-    for chunk in clock.chunks():
+def own_with_trial(rows: Rows) -> Floats:
+    split = SplitMoments(rows.dimension)
+    for chunk in rows:
         split.update(chunk)
-    clock.go_on()
-    transform, _ = Whitening.fit(split.whole(), clock.rows.dimension)
-    split.trial(TransformSpec("whiten", clock.rows.dimension, 1, 1))
-    clock.stop()
+    transform, _ = Whitening.fit(split.whole(), rows.dimension)
+    split.trial(TransformSpec("whiten", rows.dimension, 1, 1))
     return transform.kernel
 
 
-def sklearn_full(clock: Clock) -> Floats:
+def sklearn_full(rows: Rows) -> Floats:
     from sklearn.decomposition import PCA
 
-    return sklearn_kernel(PCA(whiten=True, svd_solver="full"), clock)
+    return sklearn_kernel(PCA(whiten=True, svd_solver="full", copy=False).fit(rows.whole()), rows)
 
 
-def sklearn_eigh(clock: Clock) -> Floats:
+def sklearn_eigh(rows: Rows) -> Floats:
     from sklearn.decomposition import PCA
 
-    return sklearn_kernel(PCA(whiten=True, svd_solver="covariance_eigh"), clock)
+    return sklearn_kernel(PCA(whiten=True, svd_solver="covariance_eigh").fit(rows.whole()), rows)
 
 
-def sklearn_kernel(pca: Any, clock: Clock) -> Floats:
-    rows = clock.all_rows()
-    pca.fit(rows)
-    clock.stop()
-    return np.asarray((pca.components_ / np.sqrt(pca.explained_variance_ * (1 - 1 / len(rows)))[:, None]).T)
-
-
-def sklearn_incremental(clock: Clock) -> Floats:
+def sklearn_incremental(rows: Rows) -> Floats:
     from sklearn.decomposition import IncrementalPCA
 
-    pca = IncrementalPCA(whiten=True)
-    for chunk in clock.chunks():
-        pca.partial_fit(chunk)
-    return np.asarray((pca.components_ / np.sqrt(pca.explained_variance_ * (1 - 1 / clock.rows.rows))[:, None]).T)
+    pca, waiting = IncrementalPCA(whiten=True), np.empty((0, rows.dimension), dtype=np.float32)
+    for chunk in rows:
+        if len(chunk) < rows.dimension:  # the last, which it does not take alone
+            chunk = np.concatenate([waiting, chunk])
+        elif len(waiting):
+            pca.partial_fit(waiting)
+        waiting = chunk
+    pca.partial_fit(waiting)
+    return sklearn_kernel(pca, rows)
 
 
-def faiss_pca(clock: Clock) -> Floats:
+def sklearn_kernel(pca: Any, rows: Rows) -> Floats:
+    return np.asarray((pca.components_ / np.sqrt(pca.explained_variance_ * (1 - 1 / rows.rows))[:, None]).T)
+
+
+def faiss_pca(rows: Rows) -> Floats:
     import faiss
 
-    rows = clock.all_rows()
-    pca = faiss.PCAMatrix(rows.shape[1], rows.shape[1], -0.5)
-    pca.max_points_per_d = len(rows)  # else it takes a sample
-    pca.train(rows)
-    clock.stop()
-    return faiss.vector_to_array(pca.A).reshape(pca.d_out, pca.d_in).T * np.sqrt(len(rows))
+    pca = faiss.PCAMatrix(rows.dimension, rows.dimension, -0.5)
+    pca.max_points_per_d = rows.rows  # else it takes a sample
+    pca.train(rows.whole())
+    return faiss.vector_to_array(pca.A).reshape(pca.d_out, pca.d_in).T * np.sqrt(rows.rows)
 
 
-def numpy_cov(clock: Clock) -> Floats:
-    rows = clock.all_rows()
-    eigenvalues, vectors = np.linalg.eigh(np.cov(rows, rowvar=False, bias=True))
-    clock.stop()
+def numpy_cov(rows: Rows) -> Floats:
+    eigenvalues, vectors = np.linalg.eigh(np.cov(rows.whole(), rowvar=False, bias=True))
     return np.asarray(vectors / np.sqrt(eigenvalues))
 
 
-SIDES: dict[str, Callable[[Clock], Floats]] = {
+SIDES: dict[str, Callable[[Rows], Floats | None]] = {
+    READING: reading,
     "retr": own,
     "retr, with rows held out": own_with_trial,
     "scikit-learn, covariance_eigh": sklearn_eigh,
@@ -177,6 +165,8 @@ SIDES: dict[str, Callable[[Clock], Floats]] = {
     "FAISS PCAMatrix": faiss_pca,
     "numpy.cov": numpy_cov,
 }
+FEW = ("scikit-learn, full", "scikit-learn, incremental", "numpy.cov")
+"""Over a million rows these take many minutes, or 15 GB."""
 
 
 class Peak(threading.Thread):
@@ -209,40 +199,48 @@ def shown(lost: float | None) -> str:
     return "fails" if lost is None else f"{lost:.1e}"
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    sides = {name: side for name, side in SIDES.items() if name not in options.skip}
-    result: dict[str, dict[str, Any]] = {name: {"seconds": [], "ratio": [], "loss": {}} for name in sides}
-    base: list[float] = []
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    few = min(options.few_rows, options.rows)
+    sides = {name: few if name in options.few else options.rows for name in SIDES if name not in options.skip}
+    result: dict[str, dict[str, Any]] = {
+        name: {"rows": rows, "seconds": [], "ratio": [], "loss": {}} for name, rows in sides.items()
+    }
+    base: dict[int, list[float]] = {}
+    path = folder / "rows.f32"
     for mean in options.means:
-        rows = Rows(options.rows, options.dimension, mean, options.chunk)
-        covariance = rows.covariance()
+        write_rows(path, options.rows, options.dimension, mean, options.chunk)
+        # The most rows first: memory that a side leaves behind would hide what the next one takes.
+        sizes = {
+            size: Rows(path, size, options.dimension, options.chunk)
+            for size in sorted(set(sides.values()), reverse=True)
+        }
+        covariances = {size: rows.covariance() for size, rows in sizes.items()}
         for turn in range(options.repeats if mean == options.means[0] else 1):
-            clock, peak = Clock(rows), Peak()
-            peak.start()
-            product(clock)
-            measure_mib = peak.stop()
-            base.append(clock.seconds)
-            for name, side in sides.items():
-                clock, peak = Clock(rows), Peak()
-                peak.start()
-                try:
-                    with np.errstate(divide="ignore"):
-                        kernel = side(clock)
-                except MemoryError:
-                    result[name]["failed"] = "out of memory"
-                    continue
-                finally:
-                    mebibytes = peak.stop() - measure_mib
-                entry = result[name]
-                entry["seconds"].append(clock.seconds)
-                entry["ratio"].append(clock.seconds / base[-1])
-                entry["extra_mib"] = max(mebibytes, entry.get("extra_mib", 0.0))
-                entry["loss"][f"{mean:g}"] = lost = loss(kernel, covariance)
-                print(
-                    f"mean {mean:g}, {turn + 1}: {name}: {clock.seconds:.2f} s, x {entry['ratio'][-1]:.2f}, "
-                    f"|W'CW - I| {shown(lost)}, {mebibytes:.0f} MiB",
-                    file=sys.stderr,
-                )
+            for size, rows in sizes.items():
+                _, seconds, measure_mib = run(product, rows)
+                base.setdefault(size, []).append(seconds)
+                for name in (name for name, own_size in sides.items() if own_size == size):
+                    entry = result[name]
+                    try:
+                        kernel, seconds, mebibytes = run(SIDES[name], rows)
+                    except MemoryError:
+                        entry["failed"] = "out of memory"
+                        continue
+                    ratio = seconds / base[size][-1]
+                    if mean == options.means[0]:
+                        entry["seconds"].append(seconds)
+                        entry["ratio"].append(ratio)
+                    entry["extra_mib"] = max(mebibytes - measure_mib, entry.get("extra_mib", 0.0))
+                    lost = ""
+                    if kernel is not None:
+                        entry["loss"][f"{mean:g}"] = loss(kernel, covariances[size])
+                        lost = f", |W'CW - I| {shown(entry['loss'][f'{mean:g}'])}"
+                    print(
+                        f"mean {mean:g}, turn {turn + 1}, {size:,} rows: {name}: {seconds:.2f} s, "
+                        f"x {ratio:.2f}{lost}, {mebibytes - measure_mib:.0f} MiB",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     for entry in result.values():
         for key in ("seconds", "ratio"):
             if values := entry[key]:
@@ -250,9 +248,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **machine(),
         **{key: getattr(options, key) for key in ("rows", "dimension", "chunk", "repeats", "means")},
-        "measure": {"name": MEASURE, "seconds": statistics.median(base)},
+        "measure": {"name": MEASURE, "seconds": {str(size): statistics.median(all_) for size, all_ in base.items()}},
         "sides": result,
     }
+
+
+def run(side: Callable[[Rows], Floats | None], rows: Rows) -> tuple[Floats | None, float, float]:
+    """What a side gives, its seconds, and the highest resident size meanwhile in MiB."""
+    release_memory()
+    peak = Peak()
+    peak.start()
+    started = time.perf_counter()
+    try:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kernel = side(rows)
+        return kernel, time.perf_counter() - started, peak.stop()
+    finally:
+        peak.stop()
+
+
+def release_memory() -> None:
+    """Give back what is free in the heap: else a side's need is hidden by what those before it left."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def main() -> None:
@@ -260,21 +279,32 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=768)
     parser.add_argument("--chunk", type=int, default=8192, help="rows a chunk")
-    parser.add_argument("--repeats", type=int, default=5, help="turns at the first mean; one turn at the others")
-    parser.add_argument("--means", type=float, nargs="+", default=MEANS, help="norms of the mean")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        help="turns at the first mean, which are timed; one turn at the others, for accuracy",
+    )
+    parser.add_argument("--means", type=float, nargs="+", default=list(MEANS), help="norms of the mean")
     parser.add_argument("--skip", nargs="*", choices=list(SIDES), default=[])
+    parser.add_argument("--few", nargs="*", choices=list(SIDES), default=list(FEW), help="sides that see fewer rows")
+    parser.add_argument("--few-rows", type=int, default=100_000)
+    parser.add_argument("--folder", type=Path, default=None, help="where the rows are written; default: the system's")
     parser.add_argument("--output", type=Path, default=RESULTS.with_name("whiten.json"))
     options = parser.parse_args()
-    result = measure(options)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        result = measure(options, Path(folder))
     options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"{'':<32}{'s':>8}{'x':>8}{'MiB':>8}" + "".join(f"{f'mean {mean:g}':>12}" for mean in options.means))
+    means = "".join(f"{f'mean {mean:g}':>12}" for mean in options.means)
+    print(f"{'':<32}{'rows':>10}{'s':>8}{'x':>8}{'MiB':>8}{means}")
     for name, row in result["sides"].items():
         if "failed" in row or not row["seconds"]:
-            print(f"{name:<32}{row.get('failed', '')}")
+            print(f"{name:<32}{row['rows']:>10,}  {row.get('failed', '')}")
             continue
-        losses = "".join(f"{shown(row['loss'].get(f'{mean:g}')):>12}" for mean in options.means)
+        losses = "".join(f"{shown(row['loss'][mean]):>12}" for mean in row["loss"])
         print(
-            f"{name:<32}{row['seconds']['median']:>8.2f}{row['ratio']['median']:>8.2f}{row['extra_mib']:>8.0f}{losses}"
+            f"{name:<32}{row['rows']:>10,}{row['seconds']['median']:>8.2f}{row['ratio']['median']:>8.2f}"
+            f"{row['extra_mib']:>8.0f}{losses}"
         )
 
 

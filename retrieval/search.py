@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.corpus.lines import is_blank
-from retrieval.encoders.base import Encoder, EncoderSettings
+from retrieval.encoders.base import Encoder
 from retrieval.encoders.catalog import DEFAULT_MODEL
-from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.encoders.load import resolve_settings
 from retrieval.encoders.onnx import graph_vectors
-from retrieval.encoders.runtime import RUNTIMES, import_runtime
+from retrieval.encoders.stored import StoredEncoder, check_encoder
 from retrieval.errors import EncoderError, IndexFolderError, UsageError
 from retrieval.index import folder as layout
 from retrieval.transforms.apply import load_transform, unit_vectors
@@ -27,12 +25,17 @@ from retrieval.types import Hit, NoProgress, Progress
 if TYPE_CHECKING:
     from retrieval.corpus.reader import CorpusOptions
     from retrieval.index.documents import Documents
+    from retrieval.index.spec import Setting, Wanted
     from retrieval.index.vectors import VectorIndex
+    from retrieval.pipeline.add import Addition
+    from retrieval.pipeline.delete import Deletion
     from retrieval.transforms.base import Transform
     from retrieval.transforms.held_out import Fitness
 
 _BATCH_QUERIES = 4096
 _SPELLINGS = 16
+_MORE = 4
+"""Times as many hits are looked up where equal texts left fewer than k."""
 _EQUAL_SCORES = {"float32": 1e-6, "bf16": 5e-4, "int8": 5e-3}
 """How far apart the scores of equal texts may be that were encoded in batches of other sizes, and then whitened."""
 
@@ -46,12 +49,17 @@ class Index:
         manifest: layout.Manifest,
         documents: Documents,
         vectors: VectorIndex,
+        allowed: NDArray[np.bool_] | None,
+        mmap: bool = True,
     ) -> None:
         self.path = path
         self.manifest = manifest
-        self._documents, self._vectors = documents, vectors
+        self._documents, self._vectors, self._allowed = documents, vectors, allowed
+        self._mmap = mmap
+        self._settings: dict[float, Setting] = {}
+        self._filters: dict[str, NDArray[np.bool_]] = {}
         self._encoder: Encoder | None = None
-        self._loader = _Loader(path, manifest)
+        self._loader = StoredEncoder(path, manifest)
 
     @classmethod
     def open(
@@ -61,6 +69,7 @@ class Index:
         encoder: Encoder | None = None,
         device: str = "auto",
         preload: bool = False,
+        mmap: bool = True,
         trust_remote_code: bool = False,
         progress: Progress | None = None,
     ) -> Index:
@@ -71,6 +80,7 @@ class Index:
         encoder : one that is loaded already, instead of the one that the manifest names.
         device : where the encoder runs: `auto`, `cpu` or `cuda`.
         preload : load an encoder that the folder carries at once, while the rest is opened.
+        mmap : map the vectors where FAISS can, so that an index may be larger than memory; else read them whole.
         trust_remote_code : whether Python code that the model brings along may be run.
 
         Raises
@@ -81,14 +91,14 @@ class Index:
             The encoder is not the one that built the index.
         """
         folder, progress = Path(path).expanduser(), progress or NoProgress()
-        loader = _Loader(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
+        loader = StoredEncoder(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
-        index = cls._open_whole(folder)
+        index = cls._open_whole(folder, mmap)
         if encoder is not None:
-            index._encoder = index._checked(encoder)
+            index._encoder = check_encoder(encoder, index.manifest.encoder, folder)
         if loader.manifest.created != index.manifest.created:  # another build took the name meanwhile
-            loader = _Loader(folder, index.manifest, device, trust_remote_code, progress)
+            loader = StoredEncoder(folder, index.manifest, device, trust_remote_code, progress)
         index._loader = loader
         return index
 
@@ -102,6 +112,7 @@ class Index:
         pooling: str | None = None,
         transform: str = "auto",
         index: str = "auto",
+        wanted: Wanted | None = None,
         max_length: int | None = None,
         normalize: str = "",
         corpus: CorpusOptions | None = None,
@@ -122,6 +133,8 @@ class Index:
         model : a name of the catalog, a folder, a file of word vectors, a hub id, or a fusion such as a+0.3*b.
         pooling : see retrieval.encoders.pooling; None takes what the model was made for.
         transform : auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow.
+        index : auto, a kind of retrieval.index.spec.KINDS, or a FAISS factory string.
+        wanted : the recall that a search has to reach (0.99), and the most memory and time it may take.
         max_length : tokens of a text that count, special tokens included; None takes the model's own, at most 512.
         normalize : steps that change texts before encoding, apart by commas: nfkc, t2s, lower.
         corpus : columns, format, encoding, and what to do with blank texts.
@@ -139,7 +152,8 @@ class Index:
             Of the kind that tells what is wrong; what stood at `path` is untouched.
         """
         from retrieval.corpus.reader import Corpus, CorpusOptions
-        from retrieval.pipeline import BuildOptions, build_index
+        from retrieval.index.spec import Wanted
+        from retrieval.pipeline.build import BuildOptions, build_index
 
         if encoder is not None and (pooling, max_length, normalize, backend, precision) != (
             None,
@@ -155,15 +169,34 @@ class Index:
             if encoder
             else resolve_settings(model, pooling=pooling, max_length=max_length, normalize=normalize)
         )
-        options = BuildOptions(settings, transform, index, device, backend, precision, fresh, trust_remote_code)
+        options = BuildOptions(
+            settings,
+            transform,
+            index,
+            device,
+            backend,
+            precision,
+            fresh,
+            trust_remote_code,
+            wanted or Wanted(),
+        )
         build_index(Corpus(named, corpus or CorpusOptions()), Path(path), options, encoder=encoder, progress=progress)
         return cls.open(path, encoder=encoder, device=device, trust_remote_code=trust_remote_code, progress=progress)
 
     def __len__(self) -> int:
         """How many documents there are."""
-        return len(self._vectors)
+        return int(self.manifest.documents["count"])
 
-    def search(self, texts: str | Sequence[str], k: int = 10, *, min_score: float | None = None) -> list[list[Hit]]:
+    def search(
+        self,
+        texts: str | Sequence[str],
+        k: int = 10,
+        *,
+        min_score: float | None = None,
+        where: str | None = None,
+        dedup: bool = False,
+        recall: float | None = None,
+    ) -> list[list[Hit]]:
         """The k documents nearest to each text.
 
         Parameters
@@ -171,6 +204,11 @@ class Index:
         texts : one text or many.
         k : at least 1; more than there are documents gives all of them.
         min_score : leave out hits below this cosine.
+        where : a condition on kept columns, such as "category = '退款' and year >= 2024"; see retrieval.index.filters.
+            It holds before the search: k hits come back where so many documents meet it.
+        dedup : of documents with equal texts only the first.
+        recall : share of the true neighbours that has to be found, within (0, 1], instead of what the index was built
+            for: its curve says how hard to look. 1 compares all vectors.
 
         Returns
         -------
@@ -180,28 +218,125 @@ class Index:
         Raises
         ------
         UsageError
-            k is less than 1, or a text is blank; the text is named by its place.
+            k is less than 1, or a text is blank; the text is named by its place. The condition cannot be read, or
+            does not suit the columns; the place is named.
         EncoderError
             The encoder cannot be loaded, or is not the one that built the index.
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
+        setting = None if recall is None else self._setting(recall)
+        allowed = self._allowed if where is None else self._filtered(where)
         queries = [texts] if isinstance(texts, str) else list(texts)
         for place, query in enumerate(queries, 1):
             _check_query(place, query)
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), _BATCH_QUERIES):
-            hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score)
+            hits += self._search_batch(queries[start : start + _BATCH_QUERIES], k, min_score, allowed, dedup, setting)
         return hits
+
+    def add(
+        self,
+        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        corpus: CorpusOptions | None = None,
+        progress: Progress | None = None,
+    ) -> Addition:
+        """Add documents of corpus files, or replace those of the same ids; this object then holds the new state.
+
+        Parameters
+        ----------
+        sources : as for `build`.
+        corpus : how they are read; the columns are the index's own unless they are named.
+
+        Raises
+        ------
+        RetrError
+            Of the kind that tells what is wrong; the index is untouched.
+        """
+        from retrieval.corpus.reader import CorpusOptions
+        from retrieval.pipeline.add import add_documents
+
+        named = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+        addition = add_documents(
+            self.path,
+            named,
+            corpus or CorpusOptions(),
+            lambda: self.encoder,
+            progress=progress or self._loader.progress,
+        )
+        self.reopen()
+        return addition
+
+    def delete(self, ids: Sequence[str], *, ignore_unknown: bool = False, progress: Progress | None = None) -> Deletion:
+        """Delete the documents of some ids, all or none; this object then holds the new state.
+
+        Parameters
+        ----------
+        ignore_unknown : pass over ids that the index never had.
+
+        Raises
+        ------
+        UsageError
+            The index never had an id; it is named.
+        """
+        from retrieval.pipeline.delete import delete_documents
+
+        deletion = delete_documents(self.path, ids, ignore_unknown=ignore_unknown, progress=progress)
+        self.reopen()
+        return deletion
+
+    def reindex(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        transform: str | None = None,
+        index: str | None = None,
+        refit: bool = False,
+        progress: Progress | None = None,
+    ) -> Index:
+        """Make the index anew from its own embeddings, without encoding and without what was deleted.
+
+        Parameters
+        ----------
+        path : another folder, which leaves this index as it is; None replaces it, and this object holds the new state.
+        transform : as for `build`; None keeps the one that is fitted.
+        index : kind of index; None keeps it.
+        refit : fit the index's own transform anew, on the documents that it has now.
+
+        Returns
+        -------
+        The new index, open; this object where `path` is None.
+        """
+        from retrieval.pipeline.reindex import ReindexOptions, reindex
+
+        output = None if path is None else Path(path)
+        reindex(self.path, ReindexOptions(transform, index, refit), output=output, progress=progress)
+        if output is not None:
+            return Index.open(output, encoder=self._encoder)
+        self.reopen()
+        return self
+
+    def reopen(self) -> None:
+        """Hold the index as it stands in its folder now; the encoder stays loaded where it is still the same."""
+        before, loader = self.manifest, self._loader
+        fresh = self._open_whole(self.path, self._mmap)
+        self.manifest, self._filters, self._settings = fresh.manifest, {}, {}
+        self._documents, self._vectors, self._allowed = fresh._documents, fresh._vectors, fresh._allowed
+        if _entries(before, layout.TRANSFORM) != _entries(self.manifest, layout.TRANSFORM):
+            self.__dict__.pop("transform", None)
+        self._loader = StoredEncoder(self.path, self.manifest, loader.device, loader.trust_remote_code, loader.progress)
+        if _entries(before, layout.ENCODER) != _entries(self.manifest, layout.ENCODER):
+            self._encoder = None
 
     @property
     def encoder(self) -> Encoder:
         """The encoder that built the index, loaded now if it was not yet."""
         if self._encoder is None:
-            self._check_unchanged()
+            self._check_unchanged(layout.ENCODER)
             encoder = self._loader.load()
-            self._check_unchanged()
-            self._encoder = self._checked(encoder)
+            self._check_unchanged(layout.ENCODER)
+            self._encoder = encoder
         return self._encoder
 
     @cached_property
@@ -210,7 +345,7 @@ class Index:
         if layout.TRANSFORM not in self.manifest.files:
             return None
         transform = load_transform(self.path / layout.TRANSFORM)
-        self._check_unchanged()
+        self._check_unchanged(layout.TRANSFORM)
         return transform
 
     def fitness(self, queries: Sequence[str]) -> Fitness:
@@ -235,7 +370,7 @@ class Index:
         for place, query in enumerate(queries, 1):
             _check_query(place, query)
         fitted = SplitMoments.load(self.path / layout.MOMENTS).whole()
-        self._check_unchanged()
+        self._check_unchanged(layout.MOMENTS)
         asked = Moments(fitted.dimension)
         for start in range(0, len(queries), _BATCH_QUERIES):
             embeddings = self.encoder.encode(queries[start : start + _BATCH_QUERIES], kind="query")
@@ -247,12 +382,12 @@ class Index:
         layout.check_files(self.path, self.manifest, every_hash=True)
 
     @classmethod
-    def _open_whole(cls, folder: Path) -> Index:
+    def _open_whole(cls, folder: Path, mmap: bool) -> Index:
         """Open the parts of one build: another build may take the folder's name between two of them."""
         manifest = layout.read_manifest(folder)
         while True:
             try:
-                index, damage = cls._open_parts(folder, manifest), None
+                index, damage = cls._open_parts(folder, manifest, mmap), None
             except (IndexFolderError, OSError) as error:
                 index, damage = None, error
             before, manifest = manifest, layout.read_manifest(folder)
@@ -262,102 +397,101 @@ class Index:
                 return index
 
     @classmethod
-    def _open_parts(cls, folder: Path, manifest: layout.Manifest) -> Index:
+    def _open_parts(cls, folder: Path, manifest: layout.Manifest, mmap: bool) -> Index:
         # Imported here, so that an encoder that is preloaded has begun to load before them.
         from retrieval.index.documents import Documents
         from retrieval.index.vectors import VectorIndex
+        from retrieval.index.withheld import Withheld
 
         layout.check_files(folder, manifest)
-        documents = Documents(folder / layout.DOCUMENTS)
-        vectors = VectorIndex.load(folder / layout.VECTORS)
-        expected = manifest.documents.get("count"), manifest.index.get("vectors")
+        documents = Documents(*(folder / part / layout.DOCUMENTS for part in manifest.parts))
+        vectors = VectorIndex.load(folder / layout.VECTORS, mmap)
+        expected = manifest.rows, manifest.index.get("vectors")
         if (len(documents), len(vectors)) != expected:
             raise IndexFolderError(
                 f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
                 f"{expected[0]} and {expected[1]}; build it again"
             )
-        return cls(folder, manifest, documents, vectors)
+        return cls(folder, manifest, documents, vectors, Withheld.of(folder, manifest).allowed(), mmap)
 
-    def _check_unchanged(self) -> None:
-        """What is loaded late must be of the same build as what was loaded when the index was opened."""
-        if layout.read_manifest(self.path).created != self.manifest.created:
+    def _check_unchanged(self, name: str) -> None:
+        """What is loaded late must go with what was loaded when the index was opened; documents may come and go."""
+        now = layout.read_manifest(self.path)
+        if now.encoder != self.manifest.encoder or _entries(now, name) != _entries(self.manifest, name):
             raise IndexFolderError(f"index '{self.path}' was built again since it was opened: open it again")
-
-    def _checked(self, encoder: Encoder) -> Encoder:
-        expected = self.manifest.encoder.get("fingerprint")
-        if encoder.fingerprint != expected:
-            raise EncoderError(
-                f"index '{self.path}' was built by another encoder than {encoder.settings.source!r} is now "
-                f"(fingerprint {str(expected)[:12]}, now {encoder.fingerprint[:12]}): its files, pooling, prompts or "
-                f"length changed; restore the model, or build the index again"
-            )
-        return encoder
 
     @property
     def _equal_scores(self) -> float:
         return _EQUAL_SCORES.get(self.manifest.encoder["precision"], _EQUAL_SCORES["float32"])
 
-    def _search_batch(self, queries: list[str], k: int, min_score: float | None) -> list[list[Hit]]:
+    def _setting(self, recall: float) -> Setting:
+        """How hard to look for a recall: the cheapest point of the curve that reaches it, else exact search."""
+        from retrieval.index.tuning import setting_for
+
+        if recall not in self._settings:
+            self._settings[recall], lacking = setting_for(self.manifest.index.get("curve", []), recall)
+            if lacking:
+                self._loader.progress.note(lacking)
+        return self._settings[recall]
+
+    def _filtered(self, where: str) -> NDArray[np.bool_]:
+        """The rows that a search may find under a condition; that of the last one is remembered."""
+        if where not in self._filters:
+            from retrieval.index.filters import matching_rows
+
+            matching = matching_rows(where, self._documents)
+            self._filters = {where: matching if self._allowed is None else matching & self._allowed}
+        return self._filters[where]
+
+    def _search_batch(
+        self,
+        queries: list[str],
+        k: int,
+        min_score: float | None,
+        allowed: NDArray[np.bool_] | None,
+        dedup: bool,
+        setting: Setting | None,
+    ) -> list[list[Hit]]:
         vectors = graph_vectors(self.encoder, queries, self._vectors.dimension)
         if vectors is None:
             vectors = unit_vectors(self.encoder.encode(queries, kind="query"), self.transform)
+        if not np.isfinite(vectors).all():
+            place = int(np.argmin(np.isfinite(vectors).all(axis=1)))
+            raise EncoderError(f"the encoder gives NaN or infinity for the query {queries[place]!r}")
+        found: list[list[Hit]] = [[] for _ in queries]
+        open_queries = np.flatnonzero(vectors.any(axis=1))
         # A few more than k: other spellings that the encoder takes for the same text may crowd the text itself out.
-        scores, rows = self._vectors.search(vectors, k + _SPELLINGS)
-        return [
-            [hit for hit in self._hits(query, scores[i], rows[i], k) if min_score is None or hit.score >= min_score]
-            if vectors[i].any()
-            else []
-            for i, query in enumerate(queries)
-        ]
+        wanted = k + _SPELLINGS
+        while len(open_queries):
+            scores, rows = self._vectors.search(vectors[open_queries], wanted, allowed=allowed, setting=setting)
+            for i, query in enumerate(open_queries):
+                found[query] = self._hits(queries[query], scores[i], rows[i], k, dedup)
+            if scores.shape[1] < wanted:  # these were all
+                break
+            open_queries = np.array([query for query in open_queries if len(found[query]) < k], dtype=np.int64)
+            wanted *= _MORE
+        return [[hit for hit in hits if min_score is None or hit.score >= min_score] for hits in found]
 
-    def _hits(self, query: str, scores: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> list[Hit]:
+    def _hits(self, query: str, scores: NDArray[np.float32], rows: NDArray[np.int64], k: int, dedup: bool) -> list[Hit]:
         """The first k; among those of the best score a document that is the query itself comes first."""
-        best = int((scores >= scores[0] - self._equal_scores).sum())
-        documents = self._documents.take(rows[: max(k, best)].tolist())
+        best = int((scores >= scores[:1] - self._equal_scores).sum())
+        documents = self._documents.take(rows[: len(rows) if dedup else max(k, best)].tolist())
         hits = [
             Hit(document.pop("id"), float(score), document.pop("text"), document)
             for score, document in zip(scores, documents, strict=False)
         ]
-        return (sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:])[:k]
+        hits = sorted(hits[:best], key=lambda hit: hit.text != query) + hits[best:]
+        if dedup:
+            first: dict[str, Hit] = {}
+            for hit in hits:
+                first.setdefault(hit.text, hit)
+            hits = list(first.values())
+        return hits[:k]
 
 
-@dataclass
-class _Loader:
-    """Loads the encoder that a manifest names; in a thread, where it is started before it is asked."""
-
-    folder: Path
-    manifest: layout.Manifest
-    device: str = "auto"
-    trust_remote_code: bool = False
-    progress: Progress = field(default_factory=NoProgress)
-    _started: Future[Encoder] | None = None
-
-    def start(self) -> None:
-        """Begin to load a graph. torch is left until it is asked for: its import cannot be broken off."""
-        if self.manifest.encoder["backend"] not in RUNTIMES:
-            return
-        import_runtime(self.manifest.encoder["backend"])  # two threads that import wait for each other
-        executor = ThreadPoolExecutor(1)
-        self._started = executor.submit(self._load)
-        executor.shutdown(wait=False)
-
-    def load(self) -> Encoder:
-        """The encoder, waited for where it is on its way."""
-        return self._load() if self._started is None else self._started.result()
-
-    def _load(self) -> Encoder:
-        stored = self.manifest.encoder
-        settings = {name: value for name, value in stored.items() if name in EncoderSettings.__dataclass_fields__}
-        state = self.folder / layout.ENCODER
-        return load_encoder(
-            EncoderSettings(**settings),
-            self.device,
-            self.progress.note,
-            state if state.exists() else None,
-            backend=stored["backend"],
-            precision=stored["precision"],
-            trust_remote_code=self.trust_remote_code,
-        )
+def _entries(manifest: layout.Manifest, name: str) -> dict[str, Any]:
+    """What a manifest says of a file, or of the files of a folder."""
+    return {file: entry for file, entry in manifest.files.items() if file.split("/")[0] == name}
 
 
 def _check_query(place: int, query: object) -> None:

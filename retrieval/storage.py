@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 HASHES = "sha256.json"
+_LEFT_SECONDS = 86400  # no folder is filled for longer
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _RENAME_SWAP = 2  # sys/stdio.h of macOS
@@ -45,6 +47,18 @@ def cached_sha256(path: Path) -> str:
     digest = sha256_file(path)
     remember_sha256(path, digest)
     return digest
+
+
+def tree_sha256(path: Path) -> str:
+    """Of a file's content, or of the names and contents of all files below a folder but hidden ones; remembered."""
+    if path.is_file():
+        return cached_sha256(path)
+    files = {
+        file.relative_to(path).as_posix(): cached_sha256(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    }
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def remember_sha256(path: Path, sha256: str) -> None:
@@ -113,6 +127,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Where another process was faster, its folder stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed, if it is not at work any more
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield building
@@ -123,6 +141,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.exists():
                 raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """As `new_folder`, but a folder that stands there is replaced at once, and deleted."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        sync_tree(building)
+        replace_folder(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

@@ -20,6 +20,11 @@ class Hit:
     """The columns kept with `keep`."""
 
 
+Qrels = dict[str, dict[str, int]]
+"""Judgements: query_id -> doc_id -> relevance. 0 is judged and not relevant; what is not there is unjudged."""
+Run = dict[str, dict[str, float]]
+"""What a system found: query_id -> doc_id -> score, larger being better."""
+
 Advance = Callable[[int], None]
 
 

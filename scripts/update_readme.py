@@ -51,6 +51,23 @@ WORDS: dict[str, dict[str, Any]] = {
             "peer is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
             "{numpy:.2f} s; {where}; `{command}`):"
         ),
+        "whiten": (
+            "Fitting a whitening of {dimension} dimensions on float32 vectors from disk, reading included (median of "
+            "{repeats}, in turn in one process; x is against one `X.T @ X` over the same chunks of the same rows, "
+            "{measure:.1f} s for {rows:,}; memory is what comes on top of its; accuracy is the largest |W'CW - I| for "
+            "means of norm {means}; {where}; `{command}`):"
+        ),
+        "whiten_head": ("", "rows", "seconds", "x", "extra MiB"),
+        "whiten_mean": "at mean {mean}",
+        "whiten_fails": "fails",
+        "known": (
+            "Known items: {queries:,} questions of LCQMC test that have a paraphrase there, each asked of "
+            "{documents:,} documents, which are the distinct sentences of the test split and the titles; values "
+            "x 100 with 95 % intervals, lower bounds because LCQMC's own pairs alone are judged ("
+            "`retr eval --retrieval lcqmc`; the "
+            "default model, {backend}, {precision}, transforms fitted on the documents; {date}; `{command}`):"
+        ),
+        "known_head": ("transform", "dimensions", "recall@1", "recall@10", "MRR@10", "first hit unjudged"),
         "query_head": (
             "model",
             "",
@@ -96,6 +113,22 @@ WORDS: dict[str, dict[str, Any]] = {
             "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；"
             "{where}；`{command}`）："
         ),
+        "whiten": (
+            "从磁盘上的 float32 向量拟合 {dimension} 维白化，含读取（同一进程里轮流做，取 {repeats} 次的中位数；"
+            "倍数是与对同样的块做一次 `X.T @ X` 相比，{rows:,} 行需 {measure:.1f} 秒；内存是比它多用的部分；"
+            "精度是均值的模为 {means} 时的最大 |W'CW - I|；{where}；`{command}`）："
+        ),
+        "whiten_head": ("", "行数", "秒", "倍数", "多用的 MiB"),
+        "whiten_mean": "均值 {mean}",
+        "whiten_fails": "失败",
+        "known": (
+            "已知项检索：LCQMC 测试集中有同义句的 {queries:,} 个问题，"
+            "各在 {documents:,} 条文档（测试集的不同句子和全部标题）中查找；"
+            "数值乘以 100，带 95 % 区间；只有 LCQMC 自己的句对有判定，所以是下界"
+            "（`retr eval --retrieval lcqmc`；默认模型，{backend}，{precision}，"
+            "变换在文档上拟合；{date}；`{command}`）："
+        ),
+        "known_head": ("变换", "维数", "recall@1", "recall@10", "MRR@10", "首条无人判定"),
         "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
     },
 }
@@ -129,7 +162,11 @@ def figures(readme: str) -> str:
         where=_where(titles),
         command=command,
     )
-    return "\n".join([*lines, "", whole, "", *_encode_table(words), "", *_query_table(words)])
+    tables = [*_encode_table(words), "", *_query_table(words)]
+    for name, table in (("whiten", _whiten_table), ("retrieval", _known_table)):
+        if (RESULTS / f"{name}.json").exists():
+            tables += ["", *table(words)]
+    return "\n".join([*lines, "", whole, "", *tables])
 
 
 def _encode_table(words: dict[str, Any]) -> list[str]:
@@ -182,6 +219,66 @@ def _query_table(words: dict[str, Any]) -> list[str]:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _whiten_table(words: dict[str, Any]) -> list[str]:
+    result = _result("whiten")
+    means = [f"{mean:g}" for mean in result["means"]]
+    about = {
+        **result,
+        "measure": result["measure"]["seconds"][str(result["rows"])],
+        "means": ", ".join(means),
+        "where": _where(result),
+        "command": f"python benchmarks/bench_whiten.py --rows {result['rows']} --repeats {result['repeats']}",
+    }
+    lines = [words["whiten"].format(**about), ""]
+    lines += _head((*words["whiten_head"], *(words["whiten_mean"].format(mean=mean) for mean in means)))
+    for side, row in result["sides"].items():
+        cells = [side, f"{row['rows']:,}"]
+        if "failed" in row:
+            cells += [row["failed"], "", "", *("" for _ in means)]
+        else:
+            cells += [f"{row['seconds']['median']:.1f}", f"{row['ratio']['median']:.2f}", f"{row['extra_mib']:,.0f}"]
+            cells += [_loss(row["loss"], mean, words["whiten_fails"]) for mean in means]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _known_table(words: dict[str, Any]) -> list[str]:
+    result = _result("retrieval")
+    rows = result["tasks"]["lcqmc"]
+    first = rows[0]
+    command = "python benchmarks/bench_retrieval.py --data data --distractors titles.txt"
+    command += " --backend {backend} --precision {precision}".format(**first["system"])
+    lines = [
+        words["known"].format(
+            queries=first["queries"],
+            documents=first["documents"],
+            backend=first["system"]["backend"],
+            precision=first["system"]["precision"],
+            date=result["date"],
+            command=command,
+        ),
+        "",
+    ]
+    lines += _head(words["known_head"])
+    for row in rows:
+        measures = row["measures"]
+        cells = [row["system"]["transform"], str(row["system"]["dimension"])]
+        for name in ("recall@1", "recall@10", "MRR@10"):
+            low, high = measures[name]["interval"]
+            cells.append(f"{100 * measures[name]['value']:.2f} [{100 * low:.2f}, {100 * high:.2f}]")
+        cells.append(f"{100 * (1 - measures['judged@1']['value']):.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _loss(losses: dict[str, float | None], mean: str, fails: str) -> str:
+    """Of a side that has none, nothing; of one whose kernel is not finite, that it fails."""
+    if mean not in losses:
+        return ""
+    loss = losses[mean]
+    return fails if loss is None else f"{loss:.1e}"
 
 
 def _result(name: str) -> dict[str, Any]:

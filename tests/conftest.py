@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -141,3 +142,22 @@ def data_folder() -> Path:
     if not (configured := os.environ.get("RETR_DATA")):
         pytest.skip("RETR_DATA is not set: it names the folder of the data sets (LCQMC and others)")
     return Path(configured)
+
+
+def commands() -> dict[str, set[str]]:
+    """Every command of `retr`, such as `transform fit`, with its options as the command line takes them."""
+    import typer
+
+    from retrieval.cli.app import app
+
+    def walk(command: Any, name: str) -> Iterator[tuple[str, set[str]]]:
+        if subcommands := getattr(command, "commands", None):
+            for word, sub in subcommands.items():
+                yield from walk(sub, f"{name} {word}".strip())
+        else:
+            yield (
+                name,
+                {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)},
+            )
+
+    return dict(walk(typer.main.get_command(app), ""))

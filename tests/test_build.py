@@ -76,10 +76,10 @@ def encoder(inner: TransformerEncoder) -> CountingEncoder:
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred rows a shard, so that small corpora have several."""
-    monkeypatch.setattr("retrieval.pipeline.SHARD_ROWS", 100)
+    monkeypatch.setattr("retrieval.pipeline.build.SHARD_ROWS", 100)
 
 
-SMALL_SHARDS = "import retrieval.pipeline as p, retrieval.cli.main as m; p.SHARD_ROWS = 100; m.main()"
+SMALL_SHARDS = "import retrieval.pipeline.build as p, retrieval.cli.main as m; p.SHARD_ROWS = 100; m.main()"
 
 
 def hits_of(index: Index, texts: Sequence[str], k: int = 5) -> list[list[tuple[str, float]]]:
@@ -321,7 +321,7 @@ def test_two_builds_of_one_index_are_kept_apart(
 ) -> None:
     class Meddling(CountingEncoder):
         def encode(self, texts: Sequence[str], *args: Any, **options: Any) -> NDArray[np.float32]:
-            with pytest.raises(BuildError, match=r"another build of .* is running"):
+            with pytest.raises(BuildError, match=r"another command is writing"):
                 Index.build(corpus, tmp_path / "i", encoder=encoder)
             return super().encode(texts, *args, **options)
 

@@ -159,7 +159,14 @@ def test_model_that_is_not_there(tmp_path: Path, retr: Retr) -> None:
     (tmp_path / "empty").mkdir()
     failed(retr("index", "c.txt", "--model", "./empty"), 1, "has no config.json")
     offline = retr("index", "c.txt", "--model", "some/model")
-    failed(offline, 1, "no model 'some/model'", "no such folder, and the hub did not give it", "--model FOLDER")
+    failed(
+        offline,
+        1,
+        "no model 'some/model'",
+        "no such folder, it is not in the hub's cache",
+        "offline mode is on",
+        "--model FOLDER",
+    )
 
 
 class _Payload:
@@ -295,7 +302,7 @@ def test_output_that_is_a_file_or_another_folder(index: Path, tmp_path: Path, ti
     [
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").unlink(), "is not an index: it has no manifest.json"),
-        (lambda folder: _edit(folder, format_version=2), "format version 2, and this retr reads version 1"),
+        (lambda folder: _edit(folder, format_version=3), "format version 3, and this retr reads versions 1 to 2"),
         (lambda folder: _cut(folder / "vectors.faiss"), "vectors.faiss has"),
         (lambda folder: _cut(folder / "documents.arrow"), "documents.arrow has"),
         (lambda folder: _cut(folder / "transform.safetensors"), "transform.safetensors has"),

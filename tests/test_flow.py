@@ -17,9 +17,10 @@ from retrieval import Index
 from retrieval.encoders.onnx import GRAPH, OnnxEncoder
 from retrieval.errors import DimensionError, TransformError
 from retrieval.transforms.apply import load_transform, unit_vectors
-from retrieval.transforms.flow import Epoch, Flow, distinct_rows, sample_rows
+from retrieval.transforms.flow import Epoch, Flow
 from retrieval.transforms.flow_training import FlowNetwork
 from retrieval.transforms.moments import Moments
+from retrieval.transforms.sampling import distinct_rows, sample_rows
 from retrieval.transforms.whitening import Whitening
 
 SMALL = {"steps": 6, "width": 32}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from retrieval.errors import CorpusError, DimensionError, IndexFolderError, Usag
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents, write_documents
 from retrieval.index.embeddings import EmbeddingShards, EmbeddingsKey, key_of_folder
-from retrieval.index.spec import resolve_spec
-from retrieval.index.vectors import VectorIndex
-from retrieval.storage import atomic_file, replace_folder
+from retrieval.index.vectors import VectorIndex, check_factory
+from retrieval.storage import atomic_file, new_folder, replace_folder
 from retrieval.transforms.apply import unit_vectors
 
 SCORE_TOLERANCE = 2e-6  # float32 inner products of unit vectors, summed in another order
@@ -112,8 +112,8 @@ def test_saved_vectors_are_read_back_exactly_and_nonsense_is_an_error(tmp_path: 
 
 
 def test_unknown_index_names_the_choices() -> None:
-    with pytest.raises(UsageError, match="unknown index 'tree': expected one of auto, flat"):
-        resolve_spec("tree")
+    with pytest.raises(UsageError, match=r"unknown index .tree.: expected one of auto, flat.* inner products of 8 dim"):
+        check_factory("tree", 8)
 
 
 def test_both_faiss_packages_at_once_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,3 +333,15 @@ def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path: Path) -
             raise RuntimeError
     assert (tmp_path / "f").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_new_folder_takes_away_what_a_killed_process_left_long_ago(tmp_path: Path) -> None:
+    old, recent = tmp_path / ".model.abc", tmp_path / ".model.def"
+    old.mkdir()
+    recent.mkdir()
+    os.utime(old, (0, 0))
+    with new_folder(tmp_path / "model") as building:
+        (building / "file").write_text("content")
+    assert not old.exists()
+    assert recent.exists()
+    assert (tmp_path / "model" / "file").read_text() == "content"

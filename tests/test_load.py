@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from conftest import HIDDEN, Retr, make_tiny_model, random_texts
 
 from retrieval import Index
+from retrieval.encoders import catalog
 from retrieval.encoders.fusion import FusionEncoder
 from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.encoders.ready import readiness
 from retrieval.errors import BuildError, EncoderError, UsageError
 
 
@@ -137,3 +140,16 @@ def test_models_lists_the_catalog_and_what_is_ready(retr: Retr) -> None:
     assert by_name["bert-base-chinese"]["transform"] == "whiten"
     assert by_name["multilingual-e5-small"]["transform"] == "rotate"
     assert [line.split("\t")[0] for line in retr("models").stdout.splitlines()] == [row["name"] for row in rows]
+
+
+def test_bge_asks_with_its_authors_instruction_and_stores_without() -> None:
+    settings = resolve_settings("bge-small-zh")
+    assert settings.query_prompt == "为这个句子生成表示以用于检索相关文章："
+    assert settings.document_prompt == ""
+
+
+def test_a_model_whose_tokenizer_needs_a_package_is_not_ready_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = catalog.lookup("roformer-chinese-base")
+    assert entry is not None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert readiness(entry) == "pip install 'retr[roformer]'"

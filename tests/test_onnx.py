@@ -334,7 +334,7 @@ def test_what_a_killed_build_left_of_its_graph_is_not_taken_for_another_encoders
     (tmp_path / "c.txt").write_text("\n".join(random_texts(40)), encoding="utf-8")
     other = make_tiny_model(tmp_path / "other", seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr("retrieval.pipeline._Build._fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("retrieval.pipeline.build.Fitting.fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             Index.build(tmp_path / "c.txt", tmp_path / "i", model=tiny_model)
     assert (tmp_path / ".i.building" / "index" / "encoder" / GRAPH).exists()

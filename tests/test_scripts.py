@@ -96,6 +96,33 @@ def test_gpu_check_without_a_gpu_is_one_line(
     assert capsys.readouterr().out == ""
 
 
+def test_the_readmes_table_of_whitening_is_made_of_the_benchmarks_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psutil")
+    monkeypatch.syspath_prepend(SCRIPTS.parent / "benchmarks")
+    spec = importlib.util.spec_from_file_location("bench_whiten", SCRIPTS.parent / "benchmarks" / "bench_whiten.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    options = ["--rows", "700", "--dimension", "24", "--chunk", "256", "--repeats", "1", "--few-rows", "500"]
+    assert run(benchmark, monkeypatch, *options, "--output", tmp_path / "whiten.json") is None
+    result = json.loads((tmp_path / "whiten.json").read_text(encoding="utf-8"))
+    assert result["sides"]["retr"]["rows"] == 700
+    assert result["sides"]["numpy.cov"]["rows"] == 500
+    for mean in ("0", "25", "800"):
+        assert result["sides"]["retr"]["loss"][mean] < 1e-5
+        assert result["sides"]["numpy.cov"]["loss"][mean] < 1e-9
+    module = script("update_readme")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    for words in module.WORDS.values():
+        about, _, head, rule, *rows = module._whiten_table(words)
+        assert "bench_whiten.py --rows 700 --repeats 1" in about
+        assert {line.count("|") for line in (head, rule, *rows)} == {9}
+        assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(benchmark.SIDES)
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """An unpacked monpa of random weights, with a vocabulary that holds one token twice."""

@@ -75,6 +75,7 @@ def test_transforms_are_read_with_their_numbers(
         ("none", "8", "dimensions '8' are for transforms without a number"),
         (None, "8,x", "dimensions '8,x': expected all or numbers from 1"),
         (None, "0", "expected all or numbers from 1"),
+        ("none,whiten-auto", None, "'whiten-auto' chooses one dimension"),
     ],
 )
 def test_transforms_that_cannot_be_read_are_refused(

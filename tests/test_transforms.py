@@ -13,8 +13,8 @@ from sklearn.decomposition import PCA
 
 from retrieval.errors import DimensionError, TransformError, UsageError
 from retrieval.transforms.apply import unit_vectors
-from retrieval.transforms.moments import BLOCK_ROWS, Moments
-from retrieval.transforms.spec import FlowSpec, TransformSpec, auto_transform, parse_transform
+from retrieval.transforms.moments import BLOCK_ROWS, EXACT_ROWS, Moments
+from retrieval.transforms.spec import AutoSpec, FlowSpec, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import Whitening
 
 
@@ -124,12 +124,23 @@ def test_two_parts_merged_equal_one_pass(cut: int, mean: float) -> None:
     assert before[1] is None or np.array_equal(before[1], second.covariance())
 
 
-@pytest.mark.usefixtures("few_exact_rows")
-def test_parts_beyond_the_exact_rows_merge_as_near_as_float32() -> None:
-    rows = sample(1000)
-    merged, whole = moments_of(rows[:450]).merged(moments_of(rows[450:])), moments_of(rows)
-    np.testing.assert_allclose(merged.covariance(), whole.covariance(), rtol=1e-6, atol=1e-6)
-    assert merged.noise() > 0
+@pytest.mark.parametrize("mean", [0.0, 25.0, 800.0])
+@pytest.mark.parametrize(("exact_rows", "tolerance"), [(None, 1e-12), (EXACT_ROWS, 1e-7)])
+def test_halves_of_many_rows_merged_equal_one_pass_as_their_products_allow(
+    exact_rows: int | None, tolerance: float, mean: float
+) -> None:
+    # 1e-12 of the largest entry, at any size, where all products are float64; with the float32 ones that begin after
+    # EXACT_ROWS, a block's rounding depends on its shift and its rows, and a half has its own of both.
+    rows = sample(3 * EXACT_ROWS + 1000, 8, mean=mean)
+    cut = len(rows) // 2
+    first, second, whole = (Moments(8, exact_rows) for _ in range(3))
+    first.update(rows[:cut]), second.update(rows[cut:]), whole.update(rows)
+    merged = first.merged(second)
+    assert merged.rows == whole.rows
+    assert whole.exact == merged.exact == (exact_rows is None)
+    error = np.abs(merged.covariance() - whole.covariance()).max() / np.abs(whole.covariance()).max()
+    assert error < tolerance
+    assert (merged.noise() > 1e-10) == (exact_rows is not None)
 
 
 def test_moments_of_other_dimensions_do_not_merge() -> None:
@@ -185,13 +196,17 @@ def test_whitening_equals_scikit_learns_up_to_sign_and_its_n_minus_1() -> None:
     np.testing.assert_allclose(ours * signs, expected, atol=2e-4)
 
 
-def test_whitening_equals_the_papers_own_formula_in_its_cosines() -> None:
+def test_whitening_equals_the_papers_own_formula() -> None:
     # Su et al. 2021, algorithm 1: mu, Sigma, U Lambda U^T = Sigma, W = U Lambda^(-1/2), x' = (x - mu) W[:, :k]
     rows = sample(300).astype(np.float64)
     mu = rows.mean(axis=0)
     u, eigenvalues, _ = np.linalg.svd(np.cov(rows.T))
     papers = (rows - mu) @ (u @ np.diag(eigenvalues**-0.5))[:, :6]
     transform, _ = Whitening.fit(moments_of(rows.astype(np.float32)), 6)
+    # numpy's covariance divides by n - 1, ours by n
+    ours = transform.transform(rows.astype(np.float32)) * np.sqrt((len(rows) - 1) / len(rows))
+    np.testing.assert_allclose(ours * np.sign((ours * papers).sum(axis=0)), papers, atol=2e-4)
+    # and in its cosines, with neither sign nor scale
     ours = unit_vectors(rows.astype(np.float32), transform)
     papers /= np.linalg.norm(papers, axis=1, keepdims=True)
     np.testing.assert_allclose(ours @ ours.T, papers @ papers.T, atol=1e-4)
@@ -307,6 +322,8 @@ def test_parse_transform_reads_kind_m_beta_and_gamma() -> None:
         ("whiten-384:gamma=0.8", (1, 0.8, 1e-9), "whiten-384:gamma=0.8"),
         ("rotate-64:eps=1e-6, beta=.5", (0.5, 0, 1e-6), "rotate-64:beta=0.5,eps=1e-06"),
         ("soft-8:gamma=0.5", (1, 0.5, 1e-9), "soft-8"),
+        ("whiten-auto:overlap=0.80", (1, 1, 1e-9), "whiten-auto"),
+        ("soft-auto:overlap=.95,beta=0", (0, 0.5, 1e-9), "soft-auto:beta=0,overlap=0.95"),
         ("soft-8:gamma=0.123456789012345", (1, 0.123456789012345, 1e-9), "soft-8:gamma=0.123456789012345"),
     ],
 )
@@ -314,7 +331,7 @@ def test_parse_transform_reads_explicit_numbers_and_writes_the_shortest(
     text: str, numbers: tuple[float, float, float], canonical: str
 ) -> None:
     spec = parse_transform(text)
-    assert spec is not None
+    assert isinstance(spec, TransformSpec | AutoSpec)
     assert (spec.beta, spec.gamma, spec.eps) == numbers
     assert str(spec) == canonical
     assert parse_transform(canonical) == spec
@@ -331,6 +348,9 @@ def test_parse_transform_reads_explicit_numbers_and_writes_the_shortest(
         ("whiten-8:gamma=nan", "part 'gamma=nan'"),
         ("whiten-8:eps=-1e-9", "part 'eps=-1e-9' .*expected eps from 0 to 0.1"),
         ("whiten-8:eps=0,eps=0", "says eps twice"),
+        ("whiten-8:overlap=0.9", "unknown part 'overlap=0.9' .*expected beta=X, gamma=X, eps=X"),
+        ("rotate-auto:overlap=1.1", "part 'overlap=1.1' .*expected overlap from 0 to 1"),
+        ("rotate-auto:m=3", "unknown part 'm=3' .*expected beta=X, gamma=X, eps=X, overlap=X"),
     ],
 )
 def test_a_wrong_part_of_a_transform_is_named(text: str, message: str) -> None:
@@ -370,7 +390,7 @@ def test_repeated_rows_have_no_more_rank_beyond_the_exact_rows(eps: float, mean:
 
 
 @pytest.mark.parametrize(
-    "text", ["whiten", "whiten-0", "whiten-x", "rotate-1.5", "", "auto", "WHITEN-3", "pca-3", "flow-3"]
+    "text", ["whiten", "auto-whiten", "whiten-0", "whiten-x", "rotate-1.5", "", "auto", "WHITEN-3", "pca-3", "flow-3"]
 )
 def test_unknown_transform_names_the_choices(text: str) -> None:
     with pytest.raises(UsageError, match="expected auto, none, whiten-M, rotate-M, soft-M, flow"):

@@ -8,12 +8,16 @@ import typer
 
 from retrieval import __version__
 from retrieval.cli.build import index
+from retrieval.cli.change import add, delete, reindex
 from retrieval.cli.demo import demo
 from retrieval.cli.evaluate import evaluate
+from retrieval.cli.export import export
 from retrieval.cli.info import info
 from retrieval.cli.models import models
 from retrieval.cli.query import query
+from retrieval.cli.reproduce import reproduce
 from retrieval.cli.sweep import sweep
+from retrieval.cli.transform import transform
 
 app = typer.Typer(
     name="retr",
@@ -43,6 +47,8 @@ def _global(
     """
 
 
-for command in (index, query, info, sweep, models, demo):
+for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(transform, name="transform")
+app.add_typer(export, name="export")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from retrieval.cli.bounds import (
+    KindOption,
+    LatencyOption,
+    MemoryOption,
+    RecallOption,
+    ThreadsOption,
+    parse_wanted,
+)
 from retrieval.cli.options import INDEXES, DebugOption, DeviceOption, JsonOption, QuietOption, TrustOption
 from retrieval.cli.output import TerminalProgress, counted, print_json, print_line
 from retrieval.corpus.files import FORMATS, corpus_name
@@ -41,10 +50,15 @@ def index(
         str | None,
         typer.Option(
             help="auto, none, whiten-M, rotate-M, soft-M, explicit as whiten-M:beta=1,gamma=0.8,eps=0, or flow "
-            "(minutes of training). Default: auto."
+            "(minutes of training). whiten-auto (and rotate-, soft-) keeps the smallest M that holds 0.8 of the "
+            "neighbours; whiten-auto:overlap=0.9 says how many. Default: auto."
         ),
     ] = None,
-    index: Annotated[str, typer.Option(help="Kind of index: auto or flat (exact search).")] = "auto",
+    index: KindOption = "auto",
+    recall: RecallOption = None,
+    max_memory: MemoryOption = None,
+    max_latency: LatencyOption = None,
+    threads: ThreadsOption = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the text; a.b for a nested one.")] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of the id. Default: the row number, from 0.")] = None,
     keep: Annotated[str | None, typer.Option(help="Columns that hits carry, apart by commas.", metavar="A,B")] = None,
@@ -78,6 +92,9 @@ def index(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Encode everything anew, even what an unfinished build holds.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Draw the spectrum of the embeddings on stderr: what M dimensions keep.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -87,13 +104,18 @@ def index(
     A build that is broken off goes on where it stopped when the same command is given again; until the new index is
     whole, the old one answers.
 
+    Up to 20,000 documents are all compared; more go into an approximate index, whose search is tuned on vectors held
+    out until --recall is reached, within --max-memory and --max-latency.
+
     Example: retr index corpus.parquet --text-column 标题 --id-column id --keep category
     """
+    from retrieval.cli.spectrum import draw_spectrum, index_spectrum
     from retrieval.corpus.reader import Corpus, CorpusOptions
     from retrieval.encoders.load import resolve_settings
-    from retrieval.pipeline import BuildOptions, build_index
+    from retrieval.pipeline.build import BuildOptions, build_index
 
     progress = TerminalProgress(quiet)
+    wanted = parse_wanted(recall, max_memory, max_latency)
     if whiten is not None:
         if transform is not None:
             raise UsageError(f"--whiten {whiten} and --transform {transform} exclude each other: give one")
@@ -107,17 +129,22 @@ def index(
     manifest = build_index(
         files,
         target,
-        BuildOptions(settings, transform or "auto", index, device, backend, precision, fresh, trust_remote_code),
+        BuildOptions(
+            settings, transform or "auto", index, device, backend, precision, fresh, trust_remote_code, wanted
+        ),
         progress=progress,
     )
     seconds = time.perf_counter() - started
+    if explain:
+        for line in draw_spectrum(index_spectrum(target, manifest, progress), sys.stderr):
+            typer.echo(line, err=True)
     if as_json:
         print_json({"path": str(target), "seconds": round(seconds, 2), **manifest.to_json()})
         return
     megabytes = sum(entry["bytes"] for entry in manifest.files.values()) / 1e6
     print_line(
         f"{target}: {counted(manifest.documents['count'], 'document')}, {manifest.index['dimension']} dimensions "
-        f"({manifest.transform['name']}), {megabytes:,.1f} MB, {seconds:,.1f} s"
+        f"({manifest.transform['name']}), index {manifest.index['spec']}, {megabytes:,.1f} MB, {seconds:,.1f} s"
     )
     if tokens := manifest.documents["tokens"]:
         progress.note(f"unknown to the model: {manifest.documents['unknown'] / tokens:.2%} of {tokens:,} tokens")

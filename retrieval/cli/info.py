@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,8 @@ from retrieval.errors import UsageError
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
 from retrieval.transforms.spec import FLOW
 
+_SOURCES = 5
+
 
 def info(
     index: IndexOption = None,
@@ -35,6 +38,9 @@ def info(
             help="Encode the queries of a text file, one a line, and show how they fit the transform.", metavar="FILE"
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Draw the spectrum of the embeddings: what m dimensions keep.")
+    ] = False,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -47,8 +53,10 @@ def info(
     fitted ones (1 is perfect, outside of .67 to 1.5 warns), and by how far their mean lies off (in standard
     deviations; beyond 0.5 warns): for a tenth of the documents, held out of a trial fit, and for --queries.
 
-    Example: retr info -i indexes/corpus --verify
+    Example: retr info -i indexes/corpus --verify --explain
     """
+    from retrieval.cli.spectrum import draw_spectrum, index_spectrum
+
     progress = TerminalProgress(quiet)
     path = index_path(index, progress)
     manifest = read_manifest(path)
@@ -60,14 +68,21 @@ def info(
         fit = {"count": len(texts), **asdict(fitness)}
         for alarm in fitness.alarms("the queries"):
             progress.note(f"warning: {alarm}")
+    more: dict[str, Any] = {"queries": fit} if fit else {}
+    if explain:
+        spectrum = index_spectrum(path, manifest, progress)
+        more["spectrum"] = {**spectrum, "eigenvalues": spectrum["eigenvalues"].tolist()}
     if as_json:
-        print_json({"path": str(path), **manifest.to_json(), **({"queries": fit} if fit else {})})
+        print_json({"path": str(path), **manifest.to_json(), **more})
         return
     manifest_bytes = (path / MANIFEST).stat().st_size
     for name, value in _rows(str(path), manifest.to_json(), manifest_bytes):
         print_line(f"{name:<12} {visible(value)}")
     if fit:
         print_line(f"{'queries':<12} {counted(fit['count'], 'text')}: {_fit(fit['norm_ratio'], fit['mean_shift'])}")
+    if explain:
+        for line in draw_spectrum(spectrum, sys.stdout):
+            print_line(line)
     if verify:
         print_line(f"{'verified':<12} every file has the sha256 of the manifest")
 
@@ -76,12 +91,20 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
     documents, encoder, transform = content["documents"], content["encoder"], content["transform"]
     rows = [
         ("index", f"{path}, format version {content['format_version']}"),
-        ("built", f"{content['created'][:19].replace('T', ' ')} UTC by retr {content['retr_version']}"),
+        (
+            "built" if content["build"]["by"] == "index" else "changed",
+            f"{content['created'][:19].replace('T', ' ')} UTC by retr {content['retr_version']}, "
+            f"retr {content['build']['by']}",
+        ),
         ("documents", f"{documents['count']:,} ({documents['distinct_texts']:,} distinct texts)"),
-        ("sources", ", ".join(source["name"] for source in documents["sources"])),
+        ("sources", _sources(documents["sources"])),
         ("text", f"column {documents['text_column']!r}"),
         ("id", f"column {documents['id_column']!r}" if documents["id_column"] else "row number, from 0"),
     ]
+    if documents["deleted"] or documents["added"]:
+        stored, parts = documents["count"] + documents["deleted"], 1 + len(documents["added"])
+        held = f"{stored:,} stored, {documents['deleted']:,} of them deleted, in {counted(parts, 'part')}"
+        rows.insert(3, ("rows", f"{held}; retr reindex leaves one part, and none deleted"))
     if documents["fields"]:
         rows.append(("kept", ", ".join(f"{name} ({type})" for name, type in documents["fields"].items())))
     if documents["skipped"]:
@@ -103,7 +126,9 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         ("backend", f"{encoder['backend']}, {encoder['precision']}"),
         ("pooling", f"{encoder['pooling']}, {prompts}, {length}{normalize}"),
         ("transform", _transform(transform)),
+        *_chosen(transform),
         *_held_out(transform),
+        *_added(transform),
         (
             "vectors",
             f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
@@ -116,7 +141,7 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
     rows.append(("file", f"{manifest_bytes / 1e6:>10,.3f} MB  {MANIFEST}"))
     seconds = content["build"]["seconds"]
     rows.append(("seconds", ", ".join(f"{stage} {value:,.1f}" for stage, value in seconds.items())))
-    reused = content["build"]["shards_reused"]
+    reused = content["build"].get("shards_reused")
     rows.append(("machine", f"{content['build']['machine']}, Python {content['build']['python']}"))
     if reused:
         rows.append(("resumed", f"{reused} of {content['build']['shards']} shards of embeddings were there already"))
@@ -138,9 +163,42 @@ def _transform(transform: dict[str, Any]) -> str:
     )
 
 
+def _chosen(transform: dict[str, Any]) -> list[tuple[str, str]]:
+    """By which curve m was chosen."""
+    if (chosen := transform.get("chosen")) is None:
+        return []
+    curve = ", ".join(f"{m}: {overlap:.3f}" for m, overlap, _ in chosen["curve"])
+    return [
+        (
+            "m chosen",
+            f"{chosen['spec']}: {chosen['m']} is the smallest that keeps {chosen['threshold']:g} of the 10 neighbours "
+            f"in all {chosen['rank']} dimensions (of {chosen['queries']:,} held-out vectors, among "
+            f"{chosen['documents']:,})",
+        ),
+        ("curve", curve),
+    ]
+
+
 def _held_out(transform: dict[str, Any]) -> list[tuple[str, str]]:
     ratio, shift = transform.get("held_out_norm_ratio"), transform.get("mean_shift")
     return [] if ratio is None or shift is None else [("held out", f"a tenth of the vectors: {_fit(ratio, shift)}")]
+
+
+def _added(transform: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the vectors added since the transform was fitted look beside those that it was fitted on."""
+    if (added := transform.get("added")) is None:
+        return []
+    count = f"{counted(added['rows'], 'vector')} since the fit: "
+    if "nats" in added:
+        lost = transform["held_out_nats"] - added["nats"]
+        return [("added", f"{count}{added['nats']:.3f} nats a dimension, {lost:.3g} less than those held out")]
+    return [("added", f"{count}{_fit(added['norm_ratio'], added['mean_shift'])}")]
+
+
+def _sources(sources: list[dict[str, Any]]) -> str:
+    names = [source["name"] for source in sources]
+    more = f" and {len(names) - _SOURCES} more" if len(names) > _SOURCES else ""
+    return ", ".join(names[:_SOURCES]) + more
 
 
 def _fit(norm_ratio: float, mean_shift: float) -> str:

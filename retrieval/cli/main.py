@@ -19,6 +19,7 @@ def main() -> None:
     # libgomp's threads spin while they wait, and slow each other down many times over where cores are shared. It reads
     # this when it is loaded, so before numpy, torch or faiss.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _set_threads(sys.argv)
     # OpenVINO's converter of other frameworks' models, which no command needs: two thirds of its import, and telemetry.
     sys.modules.setdefault("openvino.tools.ovc", cast(ModuleType, None))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character gets its number
@@ -70,6 +71,17 @@ def _run() -> int:
             return 2
         _say(f"unexpected {type(error).__name__}: {error} (run it again with --debug for the traceback)", debug)
         return 1
+
+
+def _set_threads(arguments: list[str]) -> None:
+    """Let --threads hold for every library: they read it when they are loaded, each its own name for it."""
+    for place, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name == "--threads":
+            value = value or next(iter(arguments[place + 1 :]), "")
+            if value.isascii() and value.isdigit() and int(value) > 0:  # what is no number the option refuses
+                for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+                    os.environ[variable] = value
 
 
 def _say(message: str, debug: bool = False) -> None:

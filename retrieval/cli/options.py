@@ -45,11 +45,15 @@ def index_path(index: Path | None, progress: TerminalProgress) -> Path:
     raise IndexFolderError("no index under ./indexes: build one with: retr index CORPUS, or name one with -i FOLDER")
 
 
-def open_index(index: Path | None, device: str, progress: TerminalProgress, trust_remote_code: bool) -> Index:
+def open_index(
+    index: Path | None, device: str, progress: TerminalProgress, trust_remote_code: bool, mmap: bool = True
+) -> Index:
     """Open the index named, or the one built last, for a search at once."""
     from retrieval.search import Index
 
     path = index_path(index, progress)
-    opened = Index.open(path, device=device, preload=True, trust_remote_code=trust_remote_code, progress=progress)
+    opened = Index.open(
+        path, device=device, preload=True, mmap=mmap, trust_remote_code=trust_remote_code, progress=progress
+    )
     _OPENED.append(opened)
     return opened

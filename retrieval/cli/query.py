@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from retrieval.cli.bounds import ThreadsOption, parse_recall
 from retrieval.cli.hits import write_json, write_lines, write_table
 from retrieval.cli.options import (
     DebugOption,
@@ -31,6 +32,27 @@ def query(
     index: IndexOption = None,
     k: Annotated[int, typer.Option("-k", help="Hits a query.")] = 10,
     min_score: Annotated[float | None, typer.Option(help="Leave out hits below this cosine.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Only documents that meet a condition on id, text and kept columns: =, !=, <, <=, >, >=, in (...), "
+            "between, like, is null, and, or, not.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Of documents with equal texts only the first.")] = False,
+    recall: Annotated[
+        str | None,
+        typer.Option(
+            "--recall",
+            help="Another point of the index's curve than it was built for: a share of the true neighbours, or exact.",
+            metavar="R",
+        ),
+    ] = None,
+    mmap: Annotated[
+        bool, typer.Option("--mmap/--no-mmap", help="Map the vectors where FAISS can, or read them whole.")
+    ] = True,
+    threads: ThreadsOption = None,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -42,7 +64,10 @@ def query(
     On a terminal: a table. In a pipe: lines of query, rank, score, id, text and kept columns, apart by tabs.
     With --json: lines of {"query", "rank", "id", "score", "text", kept columns}.
 
-    Example: retr query "怎么退货" "快递到哪了" -k 3
+    --where holds before the search: k hits come back where so many documents meet it. Texts stand in single quotes,
+    names with other characters than letters in `backquotes`.
+
+    Example: retr query "怎么退货" "快递到哪了" -k 3 --where "category = '退款' and not text like '%微信%'"
     """
     progress = TerminalProgress(quiet)
     if k < 1:
@@ -50,13 +75,16 @@ def query(
     if min_score is not None and not -1 <= min_score <= 1:
         raise UsageError(f"--min-score is {min_score}, expected a cosine from -1 to 1")
     _check_arguments(texts)
-    opened = open_index(index, device, progress, trust_remote_code)
+    wanted = None if recall is None else parse_recall(recall)
+    opened = open_index(index, device, progress, trust_remote_code, mmap)
     write = write_json if as_json else write_table if sys.stdout.isatty() else write_lines
     queries = _queries(texts, progress)
     asked = False
     while batch := list(itertools.islice(queries, _BATCH_QUERIES)):
         asked = True
-        for text, hits in zip(batch, opened.search(batch, k, min_score=min_score), strict=True):
+        for text, hits in zip(
+            batch, opened.search(batch, k, min_score=min_score, where=where, dedup=dedup, recall=wanted), strict=True
+        ):
             write(text, hits)
         sys.stdout.flush()
     if not asked:

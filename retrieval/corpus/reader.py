@@ -48,10 +48,14 @@ class Corpus:
     Parameters
     ----------
     sources : paths of files and folders, globs, or `-` for standard input.
+    schema : of the batches of another corpus that these are to join; None takes that of the first file.
+    first_number : of the row numbers that are ids where there is no id column.
     """
 
     sources: Sequence[str | os.PathLike[str]]
     options: CorpusOptions = field(default_factory=CorpusOptions)
+    schema: pa.Schema | None = None
+    first_number: int = 0
     rows: int = 0
     """Rows read, blank ones included."""
     skipped: int = 0
@@ -85,17 +89,16 @@ class Corpus:
         return self._all_batches()
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
-        schema: pa.Schema | None = None
-        widest = _widest(self.files, self.options.keep) if self.options.keep else {}
+        schema = self.schema
+        widest = _widest(self.files, self.options.keep) if self.options.keep and schema is None else {}
         for file in self.files:
             for batch in self._read(file):
                 kept = self._without_blank(batch, file)
                 self.rows += batch.num_rows
                 if schema is None:
                     schema = pa.schema([field.with_type(widest.get(field.name, field.type)) for field in kept.schema])
-                    kept = kept if kept.schema == schema else _cast(kept, schema, file)
-                elif kept.schema != schema:
-                    kept = _cast(kept, schema, file)
+                if kept.schema != schema:
+                    kept = _cast(kept, schema, file, "the index" if self.schema is not None else "the files before it")
                 if kept.num_rows:
                     yield kept
         if self.rows == 0:
@@ -128,7 +131,8 @@ class Corpus:
         if "id" in batch.schema.names:
             ids = batch.column("id")
         else:
-            ids = pa.array([str(self.rows + row) for row in range(batch.num_rows)], pa.string())
+            first = self.first_number + self.rows
+            ids = pa.array([str(first + row) for row in range(batch.num_rows)], pa.string())
         others = {name: batch.column(name) for name in batch.schema.names if name not in ("id", "text")}
         whole = pa.RecordBatch.from_pydict({"id": ids, "text": batch.column("text"), **others})
         if blank:
@@ -150,7 +154,7 @@ def _named_blank(text: str | None) -> str:
     return "null" if text is None else "empty" if text == "" else f"blank ({text[:20]!r})"
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema, file: CorpusFile) -> pa.RecordBatch:
+def _cast(batch: pa.RecordBatch, schema: pa.Schema, file: CorpusFile, others: str) -> pa.RecordBatch:
     try:
         arrays = [_as_type(batch.column(wanted.name), wanted.type) for wanted in schema]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -160,7 +164,7 @@ def _cast(batch: pa.RecordBatch, schema: pa.Schema, file: CorpusFile) -> pa.Reco
             if batch.column(wanted.name).type != wanted.type
         ]
         raise CorpusError(
-            f"{file.name}: kept column {different[0]} does not fit the files before it: "
+            f"{file.name}: kept column {different[0]} does not fit {others}: "
             f"give the files one type, or leave the column out of --keep"
         ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

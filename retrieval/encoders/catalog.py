@@ -27,6 +27,8 @@ class CatalogEntry:
     pooling: str
     query_prompt: str = ""
     document_prompt: str = ""
+    passage_prompt: str | None = None
+    """Instead of document_prompt where documents answer queries rather than say the same; None: there is no other."""
 
     @property
     def transform(self) -> str:
@@ -39,19 +41,29 @@ SUITED_TRANSFORM: dict[Family, str] = {"raw": "whiten", "tuned": "rotate"}
 Su, kexue.fm/archives/9079."""
 
 _QWEN_INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+# The authors give it for short queries that look for longer texts; pairs of questions are compared without.
+_BGE_INSTRUCTION = "为这个句子生成表示以用于检索相关文章："
+
+_PASSAGE = "passage: "
 
 
 def _e5(size: str, source: str | None = None) -> CatalogEntry:
     # "query: " on both sides is what the authors give for symmetric tasks: question against question.
     name = f"multilingual-e5-{size}"
-    return CatalogEntry(name, source or f"intfloat/{name}", "tuned", "last-avg", "query: ", "query: ")
+    return CatalogEntry(name, source or f"intfloat/{name}", "tuned", "last-avg", "query: ", "query: ", _PASSAGE)
 
 
 _ENTRIES = (
     _e5("small", BUNDLED),
     CatalogEntry("use-multilingual", USE, "tuned", "use"),
     CatalogEntry(
-        "intfloat/multilingual-e5-small", "intfloat/multilingual-e5-small", "tuned", "last-avg", "query: ", "query: "
+        "intfloat/multilingual-e5-small",
+        "intfloat/multilingual-e5-small",
+        "tuned",
+        "last-avg",
+        "query: ",
+        "query: ",
+        _PASSAGE,
     ),
     _e5("base"),
     _e5("large"),
@@ -68,9 +80,9 @@ _ENTRIES = (
     CatalogEntry("simbert-tiny", "WangZeJun/simbert-tiny-chinese", "tuned", "cls"),
     CatalogEntry("roformer-sim-base", "junnyu/roformer_chinese_sim_char_base", "tuned", "cls"),
     CatalogEntry("roformer-sim-ft-base", "junnyu/roformer_chinese_sim_char_ft_base", "tuned", "cls"),
-    CatalogEntry("bge-small-zh", "BAAI/bge-small-zh-v1.5", "tuned", OWN),
-    CatalogEntry("bge-base-zh", "BAAI/bge-base-zh-v1.5", "tuned", OWN),
-    CatalogEntry("bge-large-zh", "BAAI/bge-large-zh-v1.5", "tuned", OWN),
+    CatalogEntry("bge-small-zh", "BAAI/bge-small-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
+    CatalogEntry("bge-base-zh", "BAAI/bge-base-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
+    CatalogEntry("bge-large-zh", "BAAI/bge-large-zh-v1.5", "tuned", OWN, _BGE_INSTRUCTION),
     CatalogEntry("bge-m3", "BAAI/bge-m3", "tuned", OWN),
     CatalogEntry("gte-base-zh", "thenlper/gte-base-zh", "tuned", OWN),
     CatalogEntry("gte-large-zh", "thenlper/gte-large-zh", "tuned", OWN),

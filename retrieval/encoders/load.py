@@ -172,6 +172,16 @@ def load_to_build(
     return _normalizing(OnnxEncoder(place, runtime, settings.source))
 
 
+def source_kind(settings: EncoderSettings, note: Note = lambda message: None) -> str:
+    """What the settings' source is, told without loading it: transformer, static, elmo, word vectors, fusion, USE."""
+    if settings.pooling == FUSION_POOLING:
+        return "fusion"
+    entry = catalog.lookup(settings.source)
+    if entry is not None and entry.source == catalog.USE:
+        return "USE"
+    return model_kind(find_model(settings.source, note))
+
+
 def check_backend(backend: str, precision: str, device: str = AUTO) -> None:
     """UsageError where there is no such backend or precision, or they do not go together."""
     if backend not in BACKENDS:
@@ -251,8 +261,4 @@ def _load_one(settings: EncoderSettings, device: str, note: Note, precision: str
 
 def transformer_folder(settings: EncoderSettings, note: Note = lambda message: None) -> Path | None:
     """Where the model lies, if it is one transformer. Raises EncoderError where it cannot be found."""
-    entry = catalog.lookup(settings.source)
-    if settings.pooling == FUSION_POOLING or (entry is not None and entry.source == catalog.USE):
-        return None
-    path = find_model(settings.source, note)
-    return path if model_kind(path) == "transformer" else None
+    return find_model(settings.source, note) if source_kind(settings, note) == "transformer" else None

@@ -1,7 +1,8 @@
 """sentence-transformers' folders: modules.json and what it names, without the library and without its code.
 
-A folder lists modules: a Transformer with a Pooling, or a StaticEmbedding, then Dense, LayerNorm and Normalize steps.
-The vectors equal `SentenceTransformer.encode`; a module of another kind is an error that names it.
+A folder lists modules: a Transformer (and perhaps a WeightedLayerPooling) with a Pooling, or a StaticEmbedding, then
+Dense, LayerNorm and Normalize steps. The vectors equal `SentenceTransformer.encode`; a module of another kind is an
+error that names it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _POOLING_OF_MODE = {
     "weightedmean": "weighted-avg",
     "lasttoken": "last-token",
 }
+MODE_OF_POOLING = {pooling: mode for mode, pooling in _POOLING_OF_MODE.items()}
 # Before version 5 a Pooling had a key a mode; several may be true, and are concatenated in this order.
 _MODE_OF_OLD_KEY = {
     "pooling_mode_cls_token": "cls",
@@ -37,6 +39,8 @@ _MODE_OF_OLD_KEY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_LAYERS = "WeightedLayerPooling"
+_WHOLE, _MOST_LAYERS = 1e-4, 256
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU", "LeakyReLU", "ELU", "Softplus", "Mish")
 _SETTINGS_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
@@ -85,26 +89,21 @@ def read_modules(folder: Path) -> Modules:
     EncoderError
         A module of an unknown kind, a missing file, or settings that this code does not know.
     """
-    entries = _json(folder / MODULES)
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise EncoderError(f"{folder / MODULES} is not a list of modules")
-    kinds = [(str(entry.get("type", "")), folder / str(entry.get("path", ""))) for entry in entries]
-    names = [kind.rsplit(".", 1)[-1] for kind, _ in kinds]
-    for (kind, _), name in zip(kinds, names, strict=True):
-        if name not in _KNOWN or not kind.startswith("sentence_transformers."):
-            raise EncoderError(
-                f"{folder / MODULES} names the module {kind!r}, which is not one of {', '.join(sorted(_KNOWN))}: "
-                f"its code would have to be run, and never is, not even with --trust-remote-code"
-            )
-    static = names[0] == "StaticEmbedding"
-    if not static and names[:2] != ["Transformer", "Pooling"]:
-        raise EncoderError(f"{folder / MODULES} begins with {names[:2]}, expected Transformer and Pooling")
-    base = kinds[0][1]
-    poolings, include_prompt = ((), True) if static else _pooling(kinds[1][1])
-    rest = list(zip(names, (path for _, path in kinds), strict=True))[1 if static else 2 :]
+    entries = module_entries(folder)
+    names, base = [name for name, _ in entries], entries[0][1]
+    static, layered = names[0] == "StaticEmbedding", names[1:2] == [_LAYERS]
+    pooled = 2 if layered else 1  # the place of the Pooling
+    if not static and (names[0] != "Transformer" or names[pooled : pooled + 1] != ["Pooling"]):
+        raise EncoderError(f"{folder / MODULES} begins with {names[: pooled + 1]}, expected Transformer and Pooling")
+    poolings, include_prompt = ((), True) if static else _pooling(entries[pooled][1])
+    if layered:
+        poolings = (_layers(entries[1][1], poolings),)
+    rest = entries[1 if static else pooled + 1 :]
     steps = torch.nn.Sequential(*(_STEPS[name](path) for name, path in rest if name != "Dropout"))
     prompts = _prompts(folder)
     settings = {} if static else _transformer_settings(base)
+    if layered:
+        rest = [entries[1], *rest]
     files = [folder / MODULES, *(path for step in rest for path in sorted(step[1].glob("*.safetensors")))]
     files += [
         path for step in rest for path in (step[1] / "config.json", step[1] / "pytorch_model.bin") if path.exists()
@@ -121,6 +120,22 @@ def read_modules(folder: Path) -> Modules:
         document_prompt=prompts[1],
         files=tuple(files),
     )
+
+
+def module_entries(folder: Path) -> list[tuple[str, Path]]:
+    """The kinds and folders that modules.json lists, at least one; EncoderError where one is not the library's own."""
+    entries = _json(folder / MODULES)
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise EncoderError(f"{folder / MODULES} is not a list of modules")
+    kinds = [(str(entry.get("type", "")), folder / str(entry.get("path", ""))) for entry in entries]
+    names = [kind.rsplit(".", 1)[-1] for kind, _ in kinds]
+    for (kind, _), name in zip(kinds, names, strict=True):
+        if name not in _KNOWN or not kind.startswith("sentence_transformers."):
+            raise EncoderError(
+                f"{folder / MODULES} names the module {kind!r}, which is not one of {', '.join(sorted(_KNOWN))}: "
+                f"its code would have to be run, and never is, not even with --trust-remote-code"
+            )
+    return [(name, path) for name, (_, path) in zip(names, kinds, strict=True)]
 
 
 def base_folder(folder: Path) -> Path:
@@ -175,6 +190,21 @@ def _pooling(folder: Path) -> tuple[tuple[str, ...], bool]:
     return tuple(_POOLING_OF_MODE[mode] for mode in modes), bool(config.get("include_prompt", True))
 
 
+def _layers(folder: Path, poolings: tuple[str, ...]) -> str:
+    """The pooling that averages hidden states as a WeightedLayerPooling does, where its weights are equal or whole."""
+    config, weights = _json(folder / "config.json"), _weights(folder).get("layer_weights")
+    if poolings != ("last-avg",):
+        raise EncoderError(f"{folder}: {_LAYERS} with a pooling other than mean is not known")
+    if weights is None or weights.ndim != 1 or not bool((weights >= 0).all()) or not bool(weights.any()):
+        raise EncoderError(f"{folder} holds no layer_weights of at least 0")
+    counts = weights / weights[weights > 0].min()
+    if bool((counts - counts.round()).abs().max() > _WHOLE) or counts.sum() > _MOST_LAYERS:
+        raise EncoderError(f"{folder}: layers are weighted by other than whole numbers, which is not known")
+    start = int(config.get("layer_start", 4))
+    numbers = [start + place for place, count in enumerate(counts.round().int().tolist()) for _ in range(count)]
+    return f"layers-{','.join(map(str, numbers))}"
+
+
 class _Residual(torch.nn.Module):
     """A linear layer with activation, and its input added to it."""
 
@@ -227,7 +257,7 @@ def _normalize(folder: Path) -> torch.nn.Module:
 
 
 _STEPS = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
-_KNOWN = {"Transformer", "Pooling", "StaticEmbedding", "Dropout", *_STEPS}
+_KNOWN = {"Transformer", _LAYERS, "Pooling", "StaticEmbedding", "Dropout", *_STEPS}
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

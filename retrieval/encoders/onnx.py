@@ -30,6 +30,20 @@ FORMAT = 1
 PRECISIONS = ("float32", "bf16", "int8")
 
 
+def graph_fingerprint(fingerprint: str, precision: str) -> str:
+    """Of a graph in this precision, exported from the encoder of this fingerprint."""
+    return _digest(f"{fingerprint} onnx {FORMAT} {precision}")
+
+
+def encoder_fingerprint(fingerprint: str, precision: str, runtime: str) -> str:
+    """Of an OnnxEncoder whose graph has this fingerprint: two runtimes round bf16 and int8 each in its own way."""
+    return fingerprint if precision == "float32" else _digest(f"{fingerprint} {runtime}")
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
 class OnnxEncoder:
     """A transformer with its pooling as one ONNX graph.
 
@@ -58,9 +72,7 @@ class OnnxEncoder:
             self.settings = replace(settings, source=source or settings.source)
             self.family: Family = description["family"]
             self.precision: str = description["precision"]
-            self.fingerprint: str = description["fingerprint"]
-            if self.precision != "float32":  # which two runtimes round each in its own way
-                self.fingerprint = hashlib.sha256(f"{self.fingerprint} {runtime}".encode()).hexdigest()
+            self.fingerprint = encoder_fingerprint(description["fingerprint"], self.precision, runtime)
             self._dimension = int(description["dimension"])
             self._pad, self._unknown = description["pad_token"], description["unknown_token"]
             with ThreadPoolExecutor(1) as beside:  # most of a session's time is not spent in Python

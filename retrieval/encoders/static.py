@@ -46,18 +46,18 @@ class StaticEncoder:
 
         if settings.pooling not in ("", OWN_MODULES):
             raise UsageError(f"pooling {settings.pooling!r}: a static embedding has its own, {OWN_MODULES}")
-        self._folder, self._modules = folder, read_modules(folder)
+        self.folder, self._modules = folder, read_modules(folder)
         self.settings = self._modules.settings(replace(settings, pooling=OWN_MODULES))
         self.counts = EncoderCounts()
-        self._files = [self._modules.base / name for name in ("tokenizer.json", "model.safetensors")]
+        self.files = [self._modules.base / name for name in ("tokenizer.json", "model.safetensors")]
         try:
-            self._tokenizer = Tokenizer.from_file(str(self._files[0]))
-            tensors = load_file(self._files[1])
+            self._tokenizer = Tokenizer.from_file(str(self.files[0]))
+            tensors = load_file(self.files[1])
         except Exception as error:  # tokenizers raises plain Exception
             raise EncoderError(f"the static embedding in {folder} cannot be loaded: {error}") from error
         table = next((tensors[name] for name in _TABLE_NAMES if name in tensors), None)
         if table is None or table.shape[0] < self._tokenizer.get_vocab_size():
-            raise EncoderError(f"{self._files[1]} does not hold a row for each token of tokenizer.json")
+            raise EncoderError(f"{self.files[1]} does not hold a row for each token of tokenizer.json")
         self._table = table.float()
         self._tokenizer.no_padding()
         names = (getattr(self._tokenizer.model, "unk_token", None), "[UNK]", "<unk>")
@@ -71,8 +71,8 @@ class StaticEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        files = [*self._files, *self._modules.files]
-        names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        files = [*self.files, *self._modules.files]
+        names = {path.relative_to(self.folder).as_posix(): cached_sha256(path) for path in files}
         return settings_fingerprint(self.settings, names)
 
     @torch.inference_mode()

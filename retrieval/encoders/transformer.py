@@ -88,24 +88,25 @@ class TransformerEncoder:
                 f"pooling {OWN_MODULES!r} needs a {MODULES}, and {folder} has none: choose another pooling"
             )
         self.family: Family = family or ("tuned" if modular else "raw")
-        self._folder = folder
+        self.folder = folder
         self._modules = read_modules(folder) if settings.pooling == OWN_MODULES else None
-        self._base = self._modules.base if self._modules else base_folder(folder)
+        self.base = self._modules.base if self._modules else base_folder(folder)  # where the transformer lies
         self.poolings = self._modules.poolings if self._modules else pooling_parts(settings.pooling)
         asked = settings.max_length
         if self._modules:
             settings = self._modules.settings(settings)
-        self._weights = weight_files(self._base)
+        self._weights = weight_files(self.base)
         if not trust_remote_code:
-            refuse_code(self._base)
+            refuse_code(self.base)
         with quiet_transformers():
-            self.tokenizer = load_tokenizer(self._base, trust_remote_code)
+            self.tokenizer = load_tokenizer(self.base, trust_remote_code)
             dtype = TORCH_PRECISIONS[self.precision]
-            model = load_model(self._base, "pooler" in self.poolings, dtype, trust_remote_code)
+            model = load_model(self.base, "pooler" in self.poolings, dtype, trust_remote_code)
         self.model = model.to(self._device).eval()
-        check_vocabulary(self._base, self.tokenizer, self.model)
+        check_vocabulary(self.base, self.tokenizer, self.model)
         self.steps = (self._modules.steps if self._modules else torch.nn.Sequential()).to(self._device)
-        _check_layers(settings.pooling, self.model.config)
+        for pooling in self.poolings:
+            _check_layers(pooling, self.model.config)
         self.settings = replace(settings, max_length=_max_length(settings, self.model.config, self.tokenizer, asked))
         self.counts = EncoderCounts()
 
@@ -117,20 +118,34 @@ class TransformerEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        files = [self._base / "config.json", *self._weights]
+        return self.fingerprint_in(self.precision)
+
+    def fingerprint_in(self, precision: str) -> str:
+        """The fingerprint that the encoder has where torch runs it in another precision."""
+        files = [self.base / "config.json", *self._weights]
         files += self._modules.files if self._modules else ()
         tokenizer_files = {*TOKENIZER_FILES, *self.tokenizer.vocab_files_names.values()}
-        files += [path for name in tokenizer_files if (path := self._base / name).exists()]
-        names = {path.relative_to(self._folder).as_posix(): cached_sha256(path) for path in files}
+        files += [path for name in tokenizer_files if (path := self.base / name).exists()]
+        names = {path.relative_to(self.folder).as_posix(): cached_sha256(path) for path in files}
         if type(self.tokenizer).__name__ == ROFORMER:  # rjieba's dictionary is part of the tokenizer
             names["rjieba"] = importlib.metadata.version("rjieba")
         for part in (self.tokenizer, self.model):
             if type(part).__module__.startswith("transformers_modules."):  # code of the model's own
                 code = Path(inspect.getfile(type(part))).parent.glob("*.py")
                 names |= {f"{type(part).__name__}/{path.name}": cached_sha256(path) for path in code}
-        if self.precision != "float32":
-            names["precision"] = self.precision
+        if precision != "float32":
+            names["precision"] = precision
         return settings_fingerprint(self.settings, names)
+
+    @property
+    def lower_case(self) -> bool:
+        """Whether texts are lower-cased before they are tokenized."""
+        return self._modules is not None and self._modules.lower_case
+
+    @property
+    def reads_every_state(self) -> bool:
+        """Whether the pooling reads other hidden states than the last."""
+        return any(averaged_states(pooling) is not None for pooling in self.poolings)
 
     @property
     def input_names(self) -> list[str]:
@@ -140,7 +155,7 @@ class TransformerEncoder:
     @property
     def is_plain(self) -> bool:
         """Whether text -> tokens -> vector is all: no lower-casing outside the tokenizer, no prompt left out."""
-        return self._modules is None or (self._modules.include_prompt and not self._modules.lower_case)
+        return self._modules is None or (self._modules.include_prompt and not self.lower_case)
 
     def encode(
         self, texts: Sequence[str], kind: TextKind = "document", on_batch: Callable[[int], None] | None = None
@@ -180,7 +195,7 @@ class TransformerEncoder:
 
     def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
         prompt = self._prompt(kind)
-        if self._modules and self._modules.lower_case:
+        if self.lower_case:
             prompt, texts = prompt.lower(), [text.lower() for text in texts]
         tokens: dict[str, list[list[int]]] = {}
         for part in parts(texts):
@@ -212,11 +227,11 @@ class TransformerEncoder:
     def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
         """float32, shape (B, d), on the encoder's device."""
         inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
-        every_state = averaged_states(self.settings.pooling) is not None
-        output = self.model(**inputs, output_hidden_states=every_state)
-        states = output.hidden_states if every_state else (output.last_hidden_state,)
+        output = self.model(**inputs, output_hidden_states=self.reads_every_state)
+        states = output.hidden_states if self.reads_every_state else (output.last_hidden_state,)
         # The states that are read are averaged in float32, whatever the model's own numbers are.
-        read = {number % len(states) for number in averaged_states(self.settings.pooling) or (-1,)}
+        numbers = (number for pooling in self.poolings for number in averaged_states(pooling) or (-1,))
+        read = {number % len(states) for number in numbers}
         states = [state.float() if number in read else state for number, state in enumerate(states)]
         mask = inputs["attention_mask"].clone()
         mask[:, :prompt_tokens] = 0

@@ -64,6 +64,12 @@ def resampled(
     return {name: np.concatenate(blocks) for name, blocks in values.items()}
 
 
+def resampled_means(values: Floats, resamples: int, seed: int = 0) -> Floats:
+    """The means of columns in each resample of the rows, drawn as `resampled` does: (n, m) -> float64, (B, m)."""
+    n = len(values)
+    return np.concatenate([counts @ values / n for counts in _draws(n, resamples, seed)])
+
+
 def interval(samples: Floats, level: float = LEVEL) -> tuple[float, float] | None:
     """The percentile interval of resampled values, those that are undefined (NaN) left out; None where all are."""
     defined = samples[~np.isnan(samples)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from retrieval.corpus.reader import Corpus, CorpusOptions
 from retrieval.encoders.base import Encoder
 from retrieval.encoders.fusion import FusionEncoder
 from retrieval.errors import CorpusError, EncoderError, UsageError
-from retrieval.evaluation.correlation import attainable_spearman, best_thresholds, is_binary
+from retrieval.evaluation.correlation import attainable_spearman, best_thresholds, is_binary, pearson, spearman
 from retrieval.evaluation.datasets import DATASETS, SPLITS, is_test_file, load_dataset
 from retrieval.evaluation.measures import Measures, Thresholds, Value, difference, measure
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.transforms.base import Transform
-from retrieval.transforms.spec import NONE, FlowSpec, TransformSpec
+from retrieval.transforms.spec import NONE, AutoSpec, Spec
 from retrieval.types import NoProgress, Progress
 
 SEED = 0
@@ -46,7 +47,7 @@ class System:
 
     name: str
     load: Callable[[], tuple[Encoder, Transform | None, str]]
-    spec: TransformSpec | FlowSpec | None = None
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Result:
     """The name of the first system, where this is a later one."""
     differences: dict[str, Value] | None = None
     """This minus the first, on the same resamples."""
+    seconds: float = 0
+    """From texts to measures."""
+    distance_correlations: dict[str, float | None] = field(default_factory=dict)
+    """Pearson and Spearman of the vectors' negated Euclidean and Manhattan distances, where they were asked for."""
 
     @property
     def attainable(self) -> float | None:
@@ -116,9 +121,16 @@ def measured_pairs(source: str, folder: Path | None, split: str | None = None) -
 
 
 def evaluate(
-    tasks: Sequence[Task], systems: Sequence[System], *, resamples: int = 1000, progress: Progress | None = None
+    tasks: Sequence[Task],
+    systems: Sequence[System],
+    *,
+    resamples: int = 1000,
+    distances: bool = False,
+    progress: Progress | None = None,
 ) -> list[list[Result]]:
     """Measure every system on every task: a list of results a task, in the order of the systems.
+
+    With `distances`, the results have `distance_correlations` too.
 
     Raises
     ------
@@ -131,7 +143,7 @@ def evaluate(
         encoder, transform, name = system.load()
         for task, results in zip(tasks, found, strict=True):
             progress.note(f"{system.name} on {task.pairs.title}: {len(task.pairs):,} pairs")
-            result = _run(task, system, encoder, transform, name, resamples, progress)
+            result = _run(task, system, encoder, transform, name, resamples, distances, progress)
             if results:
                 differences = difference(results[0].measures, result.measures)
                 result = replace(result, baseline=results[0].system["name"], differences=differences)
@@ -147,9 +159,10 @@ def _run(
     transform: Transform | None,
     transform_name: str,
     resamples: int,
+    distances: bool,
     progress: Progress,
 ) -> Result:
-    pairs, fitted_on = task.pairs, None
+    pairs, fitted_on, started = task.pairs, None, time.perf_counter()
     if isinstance(encoder, FusionEncoder) and any(part.centred for part in encoder.parts) and not transform_name:
         encoder.fit_means(task.fit_texts or [])
         fitted_on = task.fit_name
@@ -161,8 +174,12 @@ def _run(
         raise EncoderError(f"{system.name} knows nothing of the sentences of {pairs.title}: choose another model")
     if encoded.without_vector:
         progress.note(f"{encoded.without_vector:,} sentences of which {system.name} knows nothing: their cosine is 0")
-    if system.spec is not None:
-        transform, fitted_on = encoded.fit(system.spec, fit_texts), task.fit_name
+    spec, name = system.spec, transform_name or str(system.spec or NONE)
+    if isinstance(spec, AutoSpec):
+        spec = encoded.choose(spec, fit_texts, progress)
+        name = f"{spec} ({system.spec})"
+    if spec is not None:
+        transform, fitted_on = encoded.fit(spec, fit_texts), task.fit_name
     thresholds = None
     if tuning is not None:
         scores = encoded.cosines(tuning.first, tuning.second, transform)
@@ -184,10 +201,17 @@ def _run(
         "backend": encoder.backend,
         "precision": encoder.precision,
         "fingerprint": encoder.fingerprint,
-        "transform": transform_name or (str(system.spec) if system.spec else NONE),
+        "transform": name,
         "fitted_on": fitted_on,
     }
-    return Result(task, described, measures, thresholds, resamples)
+    found: dict[str, float | None] = {}
+    for kind, values in (encoded.distances(pairs.first, pairs.second, transform) if distances else {}).items():
+        found |= {
+            f"{kind}_pearson": pearson(-values, pairs.labels),
+            f"{kind}_spearman": spearman(-values, pairs.labels),
+        }
+    seconds = round(time.perf_counter() - started, 3)
+    return Result(task, described, measures, thresholds, resamples, seconds=seconds, distance_correlations=found)
 
 
 def _tuning(pairs: Pairs, is_set: bool, wanted: str | None, folder: Path | None) -> tuple[Pairs | None, str]:
@@ -247,7 +271,7 @@ def sentences_to_fit(pairs: Pairs, is_set: bool, wanted: str | None, folder: Pat
     else:
         for file in find_files([wanted]):
             _check_other(pairs, is_set, md5_of(file.path) if file.path else "", f"--fit {wanted}", folder)
-        texts, name = _read_texts(wanted), wanted
+        texts, name = read_texts(wanted), wanted
     return texts, f"{name} ({len(texts):,} sentences)"
 
 
@@ -267,7 +291,7 @@ def _check_split(pairs: Pairs, is_set: bool, split: str, option: str) -> None:
         raise UsageError(f"{option} {split}: that split is measured; use another split, or a file")
 
 
-def _read_texts(source: str) -> list[str]:
+def read_texts(source: str) -> list[str]:
     """The texts of a corpus as `retr index` reads it, or both sentences of a file of pairs."""
     try:
         batches = list(Corpus([source], CorpusOptions()).batches())

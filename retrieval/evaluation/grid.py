@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retrieval.encoders.pooling import check_pooling
 from retrieval.errors import UsageError
-from retrieval.transforms.spec import AUTO, FLOW, NONE, FlowSpec, TransformSpec, parse_transform
+from retrieval.transforms.spec import AUTO, FLOW, NONE, AutoSpec, FlowSpec, TransformSpec, parse_transform
 
 Spec = TransformSpec | FlowSpec | None
 USUAL_POOLINGS = ("last-avg", "last2-avg", "first-last-avg", "cls", "layers-0")
@@ -49,11 +49,11 @@ class Transforms:
         for name in self.names or (NONE, *_KINDS):
             kind, m, parts = _parts(name)
             if kind is None:
-                spec = parse_transform(name)
+                spec = _parse(name)
                 wanted[str(spec) if spec else NONE] = spec
                 continue
             for kept in (m,) if m else self.dimensions or self._usual(kind, dimension):
-                spec = parse_transform(f"{kind}-{dimension if kept == ALL else kept}{parts}")
+                spec = _parse(f"{kind}-{dimension if kept == ALL else kept}{parts}")
                 _, _, numbers = str(spec).partition(":")
                 wanted[f"{kind}-{kept}" + (f":{numbers}" if numbers else "")] = spec
         return wanted
@@ -107,12 +107,19 @@ def parse_transforms(transforms: str | None, dimensions: str | None) -> Transfor
         if name == AUTO:
             raise UsageError(f"transform {AUTO} sees a corpus; a sweep tries them all: name some, or leave it out")
         kind, _, parts = _parts(name)
-        parse_transform(f"{kind}-1{parts}" if kind else name)
+        _parse(f"{kind}-1{parts}" if kind else name)
     if kept and names and not any(name.partition(":")[0] in _KINDS for name in names):
         raise UsageError(
             f"dimensions {dimensions!r} are for transforms without a number of their own: {', '.join(_KINDS)}"
         )
     return Transforms(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(kept)))
+
+
+def _parse(name: str) -> Spec:
+    spec = parse_transform(name)
+    if isinstance(spec, AutoSpec):
+        raise UsageError(f"transform {name!r} chooses one dimension; a sweep tries several: give {spec.kind}, --dims")
+    return spec
 
 
 def parse_poolings(poolings: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from retrieval.corpus.records import csv_rows, json_records
 from retrieval.errors import CorpusError, UsageError
 
 COLUMNS = ("sentence1", "sentence2", "label")
+HUB_COLUMNS = ("sentence1", "sentence2", "score")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _Row = tuple[str, Sequence[Any]]  # where it stands, in words, and the values of COLUMNS
 
@@ -104,13 +106,28 @@ def read_json_pairs(path: Path, name: str, split: str) -> Pairs:
     return _pairs(name, split, path, _jsonl_rows(CorpusFile(path, "jsonl")))
 
 
-def md5_of(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
+def read_hub_pairs(paths: Sequence[Path], name: str, split: str) -> Pairs:
+    """A split as the hub has it: Parquet or JSON Lines with sentence1, sentence2 and score. Raises CorpusError."""
+    rows: list[Iterator[_Row]] = []
+    for path in paths:
+        file = CorpusFile(path, "parquet" if path.suffix == ".parquet" else "jsonl")
+        rows.append((_parquet_rows if file.format == "parquet" else _jsonl_rows)(file, HUB_COLUMNS))
+    return _pairs(name, split, paths, chain.from_iterable(rows))
 
 
-def _pairs(name: str, split: str, path: Path, rows: Iterator[_Row]) -> Pairs:
+def md5_of(*paths: Path) -> str:
+    """Of the bytes of a file, or of several one after the other, in hexadecimal."""
+    whole = hashlib.md5(usedforsecurity=False)
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                whole.update(block)
+    return whole.hexdigest()
+
+
+def _pairs(name: str, split: str, paths: Path | Sequence[Path], rows: Iterator[_Row]) -> Pairs:
+    paths = [paths] if isinstance(paths, Path) else paths
+    path = paths[0]
     first, second, labels = [], [], []
     for where, (one, other, label) in rows:
         for column, sentence in zip(COLUMNS, (one, other), strict=False):
@@ -123,7 +140,7 @@ def _pairs(name: str, split: str, path: Path, rows: Iterator[_Row]) -> Pairs:
         labels.append(_label(label, where))
     if not labels:
         raise CorpusError(f"{path} holds no pair: it is empty")
-    return Pairs(name, split, first, second, np.array(labels, dtype=np.float64), str(path), md5_of(path))
+    return Pairs(name, split, first, second, np.array(labels, dtype=np.float64), str(path), md5_of(*paths))
 
 
 def _label(value: Any, where: str) -> float:
@@ -189,24 +206,24 @@ def _named(rows: Iterator[tuple[int, Sequence[str]]], file: CorpusFile) -> Itera
         yield f"{file.name} line {number}", [cells[place] for place in places]
 
 
-def _jsonl_rows(file: CorpusFile) -> Iterator[_Row]:
+def _jsonl_rows(file: CorpusFile, columns: Sequence[str] = COLUMNS) -> Iterator[_Row]:
     with file.open() as stream:
         for number, record in json_records(decoded_lines(stream, file.name, option=""), file):
             where = f"{file.name} line {number}"
-            _check_columns(file, list(record), where)
-            yield where, [record[column] for column in COLUMNS]
+            _check_columns(file, list(record), where, columns)
+            yield where, [record[column] for column in columns]
 
 
-def _parquet_rows(file: CorpusFile) -> Iterator[_Row]:
+def _parquet_rows(file: CorpusFile, columns: Sequence[str] = COLUMNS) -> Iterator[_Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file.path) as table:
-            _check_columns(file, table.schema_arrow.names)
+            _check_columns(file, table.schema_arrow.names, columns=columns)
             row = 0
-            for batch in table.iter_batches(columns=list(COLUMNS)):
-                for values in zip(*(batch.column(column).to_pylist() for column in COLUMNS), strict=True):
+            for batch in table.iter_batches(columns=list(columns)):
+                for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
                     yield f"{file.name} row {row}", values
                     row += 1
     except (pa.ArrowInvalid, OSError) as error:
@@ -214,13 +231,14 @@ def _parquet_rows(file: CorpusFile) -> Iterator[_Row]:
         raise CorpusError(f"{file.name} cannot be read as Parquet: {detail}") from None
 
 
-def _check_columns(file: CorpusFile, names: Sequence[str], where: str = "") -> None:
-    for column in COLUMNS:
+def _check_columns(file: CorpusFile, names: Sequence[str], where: str = "", columns: Sequence[str] = COLUMNS) -> None:
+    for column in columns:
         if names.count(column) != 1:
+            expected = f"{columns[0]}, {columns[1]} and {columns[2]}"
             lack = "more than one" if column in names else "no"
             shown = ", ".join(name[:30] for name in names[:10]) + (", ..." if len(names) > 10 else "")
             raise CorpusError(
-                f"{where or file.name} has {lack} column {column!r}, expected sentence1, sentence2 and label"
+                f"{where or file.name} has {lack} column {column!r}, expected {expected}"
                 + ("" if where or file.format == "parquet" else " named in the first line")
                 + f"; its columns are {shown}"
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from retrieval.evaluation import tables
 from retrieval.evaluation.bootstrap import LEVEL
 from retrieval.evaluation.evaluate import SEED, Result
-from retrieval.evaluation.measures import MEASURES, Value
+from retrieval.evaluation.measures import MEASURES
+from retrieval.evaluation.tables import UNDEFINED, Cell, json_value, one_line, value_cell
 
-UNDEFINED = "undefined"
 _HEADER = ("system", "Pearson", "Spearman", "% of attainable", "AUC", "accuracy", "F1")
-_Cell = tuple[str, str]  # the value, and its interval or nothing
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def as_json(result: Result) -> dict[str, Any]:
     values = result.measures.values
     difference = None
     if result.differences is not None:
-        difference = {"to": result.baseline, **{name: _json_value(result.differences[name]) for name in MEASURES}}
+        difference = {"to": result.baseline, **{name: json_value(result.differences[name]) for name in MEASURES}}
     return {
         "dataset": pairs.name,
         "split": pairs.split or None,
@@ -35,7 +35,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "positives": _positives(result),
         "attainable_spearman": result.attainable,
         "system": result.system,
-        **{name: _json_value(values[name]) for name in MEASURES},
+        **{name: json_value(values[name]) for name in MEASURES},
         "undefined": {name: values[name].why for name in MEASURES if values[name].value is None},
         "threshold": {"from": tuning.title, "accuracy": thresholds.accuracy, "f1": thresholds.f1}
         if tuning and thresholds
@@ -47,43 +47,21 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def as_table(results: Sequence[Result]) -> str:
     """The results on one set: what was measured, a row a system with intervals below the values, and notes."""
-    rows: list[tuple[str, ...]] = [_HEADER]
-    for name, cells in _rows(results):
-        rows.append((name, *(value for value, _ in cells)))
-        if any(within for _, within in cells):
-            rows.append(("", *(within for _, within in cells)))
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADER))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*_about(results), "", *lines, "", *_notes(results)]) + "\n"
+    return tables.as_table(_sheet(results))
 
 
 def as_markdown(results: Sequence[Result]) -> str:
     """The results on one set as a Markdown table between what was measured and the notes."""
-    lines = [_markdown_row(_HEADER), "|---|" + "---:|" * len(MEASURES)]
-    lines += [_markdown_row((name, *(" ".join(cell).strip() for cell in cells))) for name, cells in _rows(results)]
-    about, notes = ([f"- {markdown(line)}" for line in part] for part in (_about(results), _notes(results)))
-    return "\n".join([*about, "", *lines, "", *notes]) + "\n"
+    return tables.as_markdown(_sheet(results))
 
 
 def as_latex(results: Sequence[Result]) -> str:
     """The results on one set as a LaTeX tabular (booktabs); what was measured and the notes are comments."""
-    lines = [f"% {line}" for line in _about(results)]
-    lines += [rf"\begin{{tabular}}{{l{'r' * len(MEASURES)}}}", r"\toprule", _latex_row(_HEADER), r"\midrule"]
-    for name, cells in _rows(results):
-        shown = (latex(value) + (rf" {{\scriptsize {latex(within)}}}" if within else "") for value, within in cells)
-        lines.append(" & ".join((latex(name), *shown)) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {line}" for line in _notes(results))]
-    return "\n".join(lines) + "\n"
+    return tables.as_latex(_sheet(results))
 
 
-def _json_value(value: Value) -> dict[str, Any]:
-    return {"value": value.value, "interval": list(value.interval) if value.interval else None}
+def _sheet(results: Sequence[Result]) -> tables.Sheet:
+    return tables.Sheet(_about(results), _HEADER, _rows(results), _notes(results))
 
 
 def _positives(result: Result) -> int | None:
@@ -101,29 +79,22 @@ def _about(results: Sequence[Result]) -> list[str]:
     return [f"{one_line(pairs.title)}: {len(pairs):,} pairs, {labels}", f"md5 {pairs.md5}  {one_line(pairs.path)}"]
 
 
-def _rows(results: Sequence[Result]) -> list[tuple[str, list[_Cell]]]:
+def _rows(results: Sequence[Result]) -> list[tuple[str, list[Cell]]]:
     """A row a system, and below each later one its difference to the first."""
     rows = []
     for number, result in enumerate(results, 1):
         label = f"{number} " if len(results) > 1 else ""
-        rows.append((label + one_line(_system(result)), [_cell(result.measures.values[name]) for name in MEASURES]))
+        rows.append(
+            (label + one_line(_system(result)), [value_cell(result.measures.values[name]) for name in MEASURES])
+        )
         if result.differences is not None:
-            rows.append((f"{number} minus 1", [_cell(result.differences[name], "+") for name in MEASURES]))
+            rows.append((f"{number} minus 1", [value_cell(result.differences[name], "+") for name in MEASURES]))
     return rows
 
 
 def _system(result: Result) -> str:
     system = result.system
     return f"{system['name']}, {system['pooling']}, {system['transform']}"
-
-
-def _cell(value: Value, sign: str = "") -> _Cell:
-    if value.value is None:
-        return UNDEFINED, ""
-    if value.interval is None:
-        return f"{100 * value.value:{sign}.2f}", ""
-    low, high = value.interval
-    return f"{100 * value.value:{sign}.2f}", f"[{100 * low:{sign}.2f}, {100 * high:{sign}.2f}]"
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
@@ -156,27 +127,3 @@ def _notes(results: Sequence[Result]) -> list[str]:
                 reasons.setdefault(result.measures.values[name].why, []).append(_HEADER[MEASURES.index(name) + 1])
         notes += [f"{which}{', '.join(names)} {UNDEFINED}: {one_line(why)}" for why, names in reasons.items()]
     return notes
-
-
-def one_line(text: str) -> str:
-    """A name or path on one line, without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(markdown(cell) for cell in cells) + " |"
-
-
-def markdown(text: str) -> str:
-    """A text in a Markdown table's cell."""
-    return "".join("\\" + character if character in "|*`_<" else character for character in text)
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(latex(cell) for cell in cells) + r" \\"
-
-
-def latex(text: str) -> str:
-    """A text in a LaTeX tabular."""
-    escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(escapes.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)

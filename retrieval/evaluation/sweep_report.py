@@ -8,8 +8,8 @@ from typing import Any
 from retrieval.evaluation.bootstrap import LEVEL
 from retrieval.evaluation.charts import Chart, Series, heat_map, line_chart
 from retrieval.evaluation.grid import keeps_all
-from retrieval.evaluation.report import UNDEFINED, latex, markdown, one_line
 from retrieval.evaluation.sweep import Cell, Sweep
+from retrieval.evaluation.tables import UNDEFINED, latex, markdown_text, one_line
 from retrieval.transforms.spec import NONE
 
 WIDTH = 100
@@ -69,11 +69,11 @@ def as_table(sweep: Sweep) -> str:
 def as_markdown(sweep: Sweep) -> str:
     """The same as a Markdown table, the best cell in bold, between what was measured and the notes."""
     header = ["transform", *(f"{pooling} {side}".strip() for pooling in sweep.poolings for side in _sides(sweep))]
-    lines = ["| " + " | ".join(map(markdown, header)) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    lines = ["| " + " | ".join(map(markdown_text, header)) + " |", "|---|" + "---:|" * (len(header) - 1)]
     for transform, cells in _rows(sweep):
-        shown = (f"**{text}**" if strong else markdown(text) for text, strong in cells)
-        lines.append("| " + " | ".join((markdown(transform), *shown)) + " |")
-    about, notes = ([f"- {markdown(line)}" for line in part] for part in (_about(sweep), _notes(sweep, "in bold")))
+        shown = (f"**{text}**" if strong else markdown_text(text) for text, strong in cells)
+        lines.append("| " + " | ".join((markdown_text(transform), *shown)) + " |")
+    about, notes = ([f"- {markdown_text(line)}" for line in part] for part in (_about(sweep), _notes(sweep, "in bold")))
     return "\n".join([*about, "", *lines, "", *notes]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""documents.arrow: ids, texts and kept columns in row order, memory-mapped."""
+"""documents.arrow: ids, texts and kept columns in row order, memory-mapped; one file or several, one after another."""
 
 from __future__ import annotations
 
@@ -67,16 +67,35 @@ class DocumentsWriter:
 
 
 class Documents:
-    """Documents by row, read from the mapped file when they are asked for."""
+    """Documents by row, read from mapped files when they are asked for.
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            sizes = [self._reader.get_batch(i).num_rows for i in range(self._reader.num_record_batches)]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise IndexFolderError(
-                f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again"
-            ) from None
+    Parameters
+    ----------
+    paths : one file or more of the same columns, whose rows follow each other.
+
+    Raises
+    ------
+    IndexFolderError
+        A file is none that `DocumentsWriter` wrote, or has other columns than the one before.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._places: list[tuple[pa.RecordBatchFileReader, int]] = []
+        sizes: list[int] = []
+        for path in paths:
+            try:
+                reader = pa.ipc.open_file(pa.memory_map(str(path)))
+                for i in range(reader.num_record_batches):
+                    self._places.append((reader, i))
+                    sizes.append(reader.get_batch(i).num_rows)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise IndexFolderError(
+                    f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again"
+                ) from None
+            if path == paths[0]:
+                self.schema: pa.Schema = reader.schema
+            elif reader.schema != self.schema:
+                raise IndexFolderError(f"{path} has other columns than {paths[0]}: build the index again")
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
     def __len__(self) -> int:
@@ -85,7 +104,35 @@ class Documents:
     @property
     def fields(self) -> dict[str, str]:
         """The kept columns and their types."""
-        return {field.name: str(field.type) for field in self._reader.schema if field.name not in ("id", "text")}
+        return {field.name: str(field.type) for field in self.schema if field.name not in ("id", "text")}
+
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """Some columns of all rows, in row order; nothing is read before it is used."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        batches = [reader.get_batch(i).select(columns) for reader, i in self._places]
+        return pa.Table.from_batches(batches, schema)
+
+    def find(self, column: str, values: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows whose `id` or `text` is one of the values: rows, rising, and the place among the values of each."""
+        from pyarrow import compute as pc  # not loaded for a query
+
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        values = values.cast(self.schema.field(column).type)
+        places = pc.index_in(self.table([column])[column], value_set=values)
+        rows = np.flatnonzero(places.is_valid().to_numpy())
+        return rows, places.drop_null().to_numpy().astype(np.int64)
+
+    def batches(self, start: int = 0, withheld: NDArray[np.bool_] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows from `start` on, but for those withheld, shape (n,), in batches of which none is empty."""
+        for (reader, i), first, last in zip(self._places, self._starts, self._starts[1:], strict=False):
+            if last <= start:
+                continue
+            offset = max(0, start - int(first))
+            batch = reader.get_batch(i).slice(offset)
+            if withheld is not None:
+                batch = batch.filter(pa.array(~withheld[first + offset : last]))
+            if batch.num_rows:
+                yield batch
 
     def texts(self, start: int, stop: int) -> Iterator[tuple[int, list[str]]]:
         """The texts of rows start to stop, stop excluded, in pieces that fit in memory: (first row, texts)."""
@@ -94,7 +141,7 @@ class Documents:
         characters = 0
         while row < stop:
             offset = row - int(self._starts[batch])
-            for text in self._reader.get_batch(batch).column("text").slice(offset, stop - row).to_pylist():
+            for text in self._batch(batch).column("text").slice(offset, stop - row).to_pylist():
                 piece.append(text)
                 characters += len(text)
                 row += 1
@@ -110,8 +157,12 @@ class Documents:
         documents = []
         for row in rows:
             batch = self._batch_of(row)
-            documents.append(self._reader.get_batch(batch).slice(row - int(self._starts[batch]), 1).to_pylist()[0])
+            documents.append(self._batch(batch).slice(row - int(self._starts[batch]), 1).to_pylist()[0])
         return documents
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        reader, i = self._places[number]
+        return reader.get_batch(i)
 
     def _batch_of(self, row: int) -> int:
         return int(np.searchsorted(self._starts, row, side="right")) - 1

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.errors import IndexFolderError
 from retrieval.storage import atomic_file, link_or_copy
 
 SHARD_ROWS = 2048
@@ -148,6 +149,65 @@ class EmbeddingShards:
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:06d}.safetensors"
+
+
+class Embeddings:
+    """The embeddings of a whole index, that of each of its parts in turn.
+
+    Parameters
+    ----------
+    folders : one of shards for each part, in row order.
+
+    Raises
+    ------
+    IndexFolderError
+        A folder holds no shard that can be read.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.parts: list[EmbeddingShards] = []
+        for folder in folders:
+            if (key := key_of_folder(folder)) is None:
+                raise IndexFolderError(f"{folder} holds no embeddings that can be read: build the index again")
+            self.parts.append(EmbeddingShards(folder, key))
+        self._starts = np.concatenate([[0], np.cumsum([part.key.rows for part in self.parts], dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Those of some rows: float32, shape (rows, d)."""
+        taken = np.empty((len(rows), self._dimension()), dtype=np.float32)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, part in enumerate(self.parts):
+            for shard in np.unique((rows[owners == number] - self._starts[number]) // part.key.shard_rows).tolist():
+                first, last = (int(self._starts[number]) + bound for bound in part.bounds(shard))
+                chosen = np.flatnonzero((rows >= first) & (rows < last))
+                taken[chosen] = part.read(shard)[rows[chosen] - first]
+        return taken
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """All in row order, a shard at a time."""
+        for part in self.parts:
+            yield from part.chunks()
+
+    def counts(self) -> Counter[str]:
+        """What the encoder met in the distinct texts of all parts."""
+        total: Counter[str] = Counter()
+        for part in self.parts:
+            total.update(part.counts())
+        return total
+
+    def check(self) -> None:
+        """Read all. Raises IndexFolderError where a shard is not what was written; it is named."""
+        for part in self.parts:
+            if missing := part.missing():
+                raise IndexFolderError(
+                    f"{part.folder} is damaged at shard {missing[0]:06d}: build the index again from its corpus"
+                )
+
+    def _dimension(self) -> int:
+        return int(self.parts[0].read(0).shape[1])
 
 
 def key_of_folder(folder: Path) -> EmbeddingsKey | None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from retrieval.errors import IndexFolderError
 from retrieval.storage import atomic_file, cached_sha256, sha256_file
 
 FORMAT = "retr-index"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 had no rows added and none withheld; a folder of it is one of version 2."""
 
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.arrow"
 VECTORS = "vectors.faiss"
 TRANSFORM = "transform.safetensors"
 MOMENTS = "moments.safetensors"
+DRIFT = "drift.safetensors"
+WITHHELD = "withheld.arrow"
+ADDED = "added"
 EMBEDDINGS = "embeddings"
 ENCODER = "encoder"
 
@@ -26,9 +31,11 @@ ENCODER = "encoder"
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "documents": {
         **dict.fromkeys(("count", "distinct_texts", "rows_read", "skipped", "truncated", "tokens", "unknown"), int),
+        **dict.fromkeys(("deleted", "next_id"), int),
         "fields": dict,
         "first_skipped_rows": list,
         "sources": list,
+        "added": list,
         "text_column": (str, type(None)),
         "id_column": (str, type(None)),
     },
@@ -40,7 +47,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "transform": {"name": str, "m": int},
     "index": {"spec": str, "dimension": int, "vectors": int},
-    "build": {"seconds": dict, "shards": int, "shards_reused": int, "machine": str, "python": str},
+    "build": {"by": str, "seconds": dict, "machine": str, "python": str},
 }
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -59,6 +66,16 @@ class Manifest:
     build: dict[str, Any]
     files: dict[str, dict[str, Any]]
 
+    @property
+    def parts(self) -> list[str]:
+        """Where documents and embeddings lie, in row order: the folder itself (""), then `added/000001` and so on."""
+        return ["", *(f"{ADDED}/{name}" for name in self.documents["added"])]
+
+    @property
+    def rows(self) -> int:
+        """How many documents are stored, those deleted since included."""
+        return int(self.documents["count"]) + int(self.documents["deleted"])
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
 
@@ -69,12 +86,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write((json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
-def list_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every file of the folder but the manifest, with its bytes and sha256."""
+def list_files(folder: Path, known: Mapping[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+    """Every file of the folder but the manifest, with its bytes and sha256.
+
+    Parameters
+    ----------
+    known : those that need not be read, with what is to be said of them.
+    """
+    paths = {str(path.relative_to(folder).as_posix()): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    paths.pop(MANIFEST, None)
     return {
-        str(path.relative_to(folder).as_posix()): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
+        name: known[name] if known and name in known else {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for name, path in paths.items()
     }
 
 
@@ -98,13 +121,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(f"{path} is damaged ({error}): build the index again, into another folder") from None
     if format != FORMAT:
         raise IndexFolderError(f"{path} is of format {format!r}, expected {FORMAT!r}")
-    if version != FORMAT_VERSION:
+    if version not in READABLE_VERSIONS:
         raise IndexFolderError(
-            f"{path} is of format version {version}, and this retr reads version {FORMAT_VERSION}: "
+            f"{path} is of format version {version}, and this retr reads versions {READABLE_VERSIONS[0]} to "
+            f"{FORMAT_VERSION}: "
             + ("install a newer retr" if isinstance(version, int) and version > FORMAT_VERSION else "build it again")
         )
     try:
         sections = {field.name: content[field.name] for field in fields(Manifest)}
+        if version == 1:
+            _complete_version_1(sections)
         wrong = [
             field.name for field in fields(Manifest) if type(sections[field.name]) is not _section_type(field.name)
         ]
@@ -120,6 +146,14 @@ def read_manifest(folder: Path) -> Manifest:
     if wrong:
         raise IndexFolderError(f"{path} is damaged: {wrong[0]!r} is not what it should be; build the index again")
     return Manifest(**sections)
+
+
+def _complete_version_1(sections: dict[str, Any]) -> None:
+    """What version 2 added, as it is where nothing was changed since the build."""
+    if isinstance(documents := sections["documents"], dict):
+        sections["documents"] = {"deleted": 0, "added": [], "next_id": documents.get("rows_read"), **documents}
+    if isinstance(build := sections["build"], dict):
+        sections["build"] = {"by": "index", **build}
 
 
 def check_files(folder: Path, manifest: Manifest, *, every_hash: bool = False) -> None:
@@ -146,7 +180,7 @@ def check_files(folder: Path, manifest: Manifest, *, every_hash: bool = False) -
                 f"{path} has {size:,} bytes, expected {entry['bytes']:,}: it was cut short or replaced; "
                 f"build the index again, or copy the folder whole"
             )
-        searched = name != MOMENTS and not name.startswith(f"{EMBEDDINGS}/")
+        searched = name not in (MOMENTS, DRIFT) and EMBEDDINGS not in PurePosixPath(name).parts
         actual = sha256_file(path) if every_hash else cached_sha256(path) if searched else entry["sha256"]
         if actual != entry["sha256"]:
             raise IndexFolderError(

@@ -6,6 +6,7 @@ directions divide by what the rows happened to lack. Both figures are taken from
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from retrieval.errors import TransformError
 from retrieval.transforms.base import check_finite
 from retrieval.transforms.moments import EXACT_ROWS, Moments, load_moments, save_moments
-from retrieval.transforms.spec import TransformSpec
+from retrieval.transforms.spec import AutoSpec, TransformSpec
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening, rank_of
 
 HELD_OUT = 10
@@ -94,16 +95,15 @@ class SplitMoments:
         """
         check_finite(embeddings, self._seen)
         self._seen += len(embeddings)
-        known = embeddings[embeddings.any(axis=1)]
-        held_out = (self.fitted.rows + self.held_out.rows + np.arange(len(known))) % HELD_OUT == HELD_OUT - 1
-        self.fitted.update(known[~held_out])
-        self.held_out.update(known[held_out])
+        fitted, held_out = _parted(embeddings, self.fitted.rows + self.held_out.rows)
+        self.fitted.update(fitted)
+        self.held_out.update(held_out)
 
     def whole(self) -> Moments:
         """The moments of all rows."""
         return self.fitted.merged(self.held_out)
 
-    def serves(self, spec: TransformSpec) -> bool:
+    def serves(self, spec: TransformSpec | AutoSpec) -> bool:
         """Whether the products are exact enough for the floor that is asked for."""
         return spec.eps >= DEFAULT_EPS or (self.fitted.exact and self.held_out.exact)
 
@@ -141,6 +141,24 @@ class SplitMoments:
         split.fitted, split.held_out = moments["fitted"], moments["held_out"]
         split._seen = int(metadata["seen"])
         return split
+
+
+def parted_chunks(
+    chunks: Iterable[NDArray[np.float32]],
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Of each chunk, the rows that `SplitMoments` takes as fitted and those it holds out."""
+    known = 0
+    for chunk in chunks:
+        fitted, held_out = _parted(chunk, known)
+        known += len(fitted) + len(held_out)
+        yield fitted, held_out
+
+
+def _parted(rows: NDArray[np.float32], before: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Those fitted and those held out, rows of zeros left out, where `before` others came before."""
+    known = rows[rows.any(axis=1)]
+    held_out = (before + np.arange(len(known))) % HELD_OUT == HELD_OUT - 1
+    return known[~held_out], known[held_out]
 
 
 def _length(transform: Whitening, moments: Moments) -> float:

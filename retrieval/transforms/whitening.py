@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import TransformError
+from retrieval.storage import atomic_file
 from retrieval.transforms.base import check_shape
 from retrieval.transforms.moments import Moments
 
@@ -123,7 +124,8 @@ class Whitening:
         from safetensors.numpy import save
 
         tensors = {"mean": self.mean, "components": self.components, "variances": self.variances}
-        path.write_bytes(save(tensors, metadata={"gamma": repr(self.gamma)}))
+        with atomic_file(path) as file:
+            file.write(save(tensors, metadata={"gamma": repr(self.gamma)}))
 
     @classmethod
     def load(cls, path: Path) -> Whitening:
@@ -133,7 +135,12 @@ class Whitening:
         try:
             with safe_open(path, framework="numpy") as file:
                 gamma = float(file.metadata()["gamma"])
-                return cls(file.get_tensor("mean"), file.get_tensor("components"), file.get_tensor("variances"), gamma)
+                mean, components, variances = (
+                    np.asarray(file.get_tensor(name), dtype=np.float32) for name in ("mean", "components", "variances")
+                )
+            if mean.ndim != 1 or variances.ndim != 1 or components.shape != (len(mean), len(variances)):
+                raise ValueError(f"its tensors have shapes {mean.shape}, {components.shape}, {variances.shape}")
+            return cls(mean, components, variances, gamma)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TransformError(f"{path} is not a transform: {error}") from None
 
@@ -141,6 +148,12 @@ class Whitening:
 def rank_of(moments: Moments, *, beta: float = 1.0, eps: float = DEFAULT_EPS) -> int:
     """The most dimensions that `Whitening.fit` can keep."""
     return _decomposed(moments, beta, eps)[3]
+
+
+def spectrum_of(moments: Moments, *, beta: float = 1.0, eps: float = DEFAULT_EPS) -> tuple[NDArray[np.float64], int]:
+    """All d eigenvalues of the covariance about beta mu, float64, falling; and how many `Whitening.fit` can keep."""
+    _, eigenvalues, _, rank = _decomposed(moments, beta, eps)
+    return eigenvalues, rank
 
 
 def _decomposed(
