@@ -108,7 +108,8 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "search": (
             "检索 {rows:,} x {dimension} 的向量，{queries:,} 条留出的查询成批，k = 10，取在另一些查询上召回率"
-            "达到 .95 和 .99 的最快设置（同一次运行里轮流做，取 {repeats} 次的中位数；{where}；`python benchmarks/bench_search.py`）："
+            "达到 .95 和 .99 的最快设置（同一次运行里轮流做，取 {repeats} 次的中位数；{where}；"
+            "`python benchmarks/bench_search.py`）："
         ),
         "search_head": (
             "",
