@@ -98,6 +98,7 @@ class Bench:
             raise UsageError(f"k is {plan.k}, and there are {len(material):,} documents: expected no more than those")
         self.material, self.plan, self.results, self.progress = material, plan, results, progress
         self.labels, self.judgements = labels, judgements
+        self._transforms: dict[Cut, Transform] = {}
 
     def run(self) -> None:
         """Measure what is not there yet. Raises KeyboardInterrupt, and the like, with all finished units kept."""
@@ -136,10 +137,16 @@ class Bench:
             return {}
         return {"recall_of_given_neighbors": float(self._truth.recall(neighbors[self.material.asked]).mean())}
 
+    def _fitted(self, cut: Cut) -> Transform:
+        """Fitted once. Raises TransformError where the vectors do not carry so many dimensions."""
+        if cut not in self._transforms:
+            self._transforms[cut] = cut.fit(self.material.moments)
+        return self._transforms[cut]
+
     def _group(self, cut: Cut, kinds: Sequence[str]) -> None:
         head = {"cut": str(cut), "transform": cut.transform, "m": cut.m}
         try:
-            transform = cut.fit(self.material.moments)
+            transform = self._fitted(cut)
             flat = self._build(FLAT, transform)
         except (TransformError, MemoryError) as error:
             for kind in kinds:
@@ -236,7 +243,7 @@ class Bench:
     def _measure_cut_labels(self) -> None:
         for cut in self.plan.cuts if self.labels else ():
             try:
-                transform = cut.fit(self.material.moments)
+                transform = self._fitted(cut)
             except TransformError:  # its rows say so
                 continue
             self._measure_labels(str(cut), transform)
