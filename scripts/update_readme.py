@@ -246,7 +246,8 @@ def figures(readme: str) -> str:
     parts = [[*lines, "", whole], _encode_table(words), _query_table(words), *_search_tables(words)]
     extra = {"whiten": _whiten_table, "quality": _quality_table, "retrieval": _known_table, "dims": _dims_table}
     parts += [table(words) for name, table in extra.items() if (RESULTS / f"{name}.json").exists()]
-    return "\n\n".join("\n".join(part) for part in parts) + "\n".join(["", *_fronts(words)]).rstrip("\n")
+    parts += [[image] for image in _fronts(words)]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _search_tables(words: dict[str, Any]) -> list[list[str]]:
@@ -359,8 +360,7 @@ def _dims_table(words: dict[str, Any]) -> list[str]:
 def _fronts(words: dict[str, Any]) -> list[str]:
     """The charts of `retr bench`, where they lie beside the results."""
     titles = dict(zip(("recall-latency.png", "recall-bytes.png"), words["fronts"], strict=True))
-    shown = [f"![{title}](benchmarks/results/{name})" for name, title in titles.items() if (RESULTS / name).exists()]
-    return [line for image in shown for line in ("", image)]
+    return [f"![{title}](benchmarks/results/{name})" for name, title in titles.items() if (RESULTS / name).exists()]
 
 
 def _dims_sentence(words: str, rows: list[dict[str, Any]], labels: dict[str, Any], k: int) -> str:
