@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--transform", default="auto")
+    parser.add_argument("--index", default="auto", help="kind of index (%(default)s)")
     options = parser.parse_args()
     sentences: dict[str, None] = {}
     for line in options.file.read_text(encoding="utf-8").split("\n"):
@@ -33,9 +34,10 @@ def main() -> None:
         corpus = Path(folder) / "corpus.tsv"
         corpus.write_text("text\n" + "\n".join(texts) + "\n", encoding="utf-8")
         start = time.monotonic()
-        index = retrieval.Index.build(corpus, Path(folder) / "index", transform=options.transform)
+        index = retrieval.Index.build(corpus, Path(folder) / "index", transform=options.transform, index=options.index)
         print(f"{len(index):,} distinct sentences indexed in {time.monotonic() - start:.0f} s")
         print(f"transform {index.manifest.transform['name']}, {index.manifest.index['dimension']} dimensions")
+        print(f"index {index.manifest.index['spec']}")
         first = [hits[0] for hits in index.search(texts, k=1)]
     lost = [text for text, hit in zip(texts, first, strict=True) if hit.text != text]
     lowest = min(hit.score for hit in first)

@@ -126,6 +126,8 @@ def test_recall_never_falls_as_k_grows(kind: str) -> None:
 def test_saving_keeps_hits_and_setting_mapped_or_read(kind: str, tmp_path: Path) -> None:
     index, asked = filled(kind, True), vectors(4, seed=6)
     index.save(tmp_path / "v.faiss")
+    with pytest.raises(UsageError, match="memory-mapped, and takes no vectors"):
+        VectorIndex.load(tmp_path / "v.faiss").add(vectors(1))
     for mmap in (True, False):
         loaded = VectorIndex.load(tmp_path / "v.faiss", mmap)
         assert (loaded.setting, loaded.lists, len(loaded)) == (index.setting, index.lists, len(index))

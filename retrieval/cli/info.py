@@ -131,7 +131,8 @@ def _rows(path: str, content: dict[str, Any], manifest_bytes: int) -> list[tuple
         *added_since_fit(transform),
         (
             "vectors",
-            f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}",
+            f"{content['index']['vectors']:,} x {content['index']['dimension']}, index {content['index']['spec']}"
+            + _tuned(content["index"]),
         ),
     ]
     bytes_of: dict[str, int] = defaultdict(int)
@@ -216,3 +217,11 @@ def _lines(path: Path) -> list[str]:
     if not texts:
         raise UsageError(f"queries '{path}' hold no text: expected one query a line")
     return texts
+
+
+def _tuned(index: dict[str, Any]) -> str:
+    """How hard a search looks, and what it finds, where that was measured."""
+    if "recall" not in index:
+        return ""
+    setting = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in index["setting"].items())
+    return f" ({setting or 'exact'}; recall@10 {index['recall']:.3f}, wanted {index['wanted_recall']:g})"

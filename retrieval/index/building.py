@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
-from retrieval.index.spec import EXACT_KINDS, KINDS, SEED, Wanted, factory_string, sample_rows
+from retrieval.index.spec import EXACT_KINDS, SEED, Wanted, factory_string, sample_rows
 from retrieval.index.tuning import HeldOut, Point, measure_curve, milliseconds, pick
 from retrieval.index.vectors import VectorIndex
 from retrieval.types import NoProgress, Progress
@@ -87,8 +87,6 @@ def build_vectors(
             try:
                 index.train(_take(chunks, sample)[0], device)
             except UsageError as error:
-                if spec in KINDS:
-                    raise
                 progress.note(f"index flat, not {spec}: {error}")
                 return build_vectors(
                     chunks, rows, dimension, "flat", wanted=wanted, numbered=numbered, progress=progress

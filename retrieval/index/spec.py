@@ -32,8 +32,6 @@ class Kind:
     factory: str
     least_rows: int
     """Fewer cannot train it."""
-    mapped: bool
-    """Whether FAISS can open it memory-mapped instead of reading it; of refined kinds the vectors in float16."""
     what: str
 
 
@@ -41,18 +39,18 @@ _LEAST_CODED = _POINTS_PER_CENTROID * _NIBBLE
 _REFINED = "Refine(RR{dimension},SQfp16)"
 
 KINDS = {
-    "flat": Kind("Flat", 1, True, "exact"),
-    "flat-fp16": Kind("RR{dimension},SQfp16", 1, True, "every vector compared, half the bytes"),
-    "flat-sq8": Kind("SQ8", 100, True, "every vector compared, a quarter of the bytes"),
-    "pqfs": Kind("PQ{codes}x4fs," + _REFINED, _LEAST_CODED, True, "all 4-bit codes compared, the best refined"),
-    "ivf": Kind("IVF{lists},Flat", _LEAST_CODED, True, "inverted lists of whole vectors"),
-    "ivf-sq8": Kind("IVF{lists},SQ8," + _REFINED, _LEAST_CODED, True, "inverted lists of 8 bits, refined"),
+    "flat": Kind("Flat", 1, "exact"),
+    "flat-fp16": Kind("RR{dimension},SQfp16", 1, "every vector compared, half the bytes"),
+    "flat-sq8": Kind("SQ8", 100, "every vector compared, a quarter of the bytes"),
+    "pqfs": Kind("PQ{codes}x4fs," + _REFINED, _LEAST_CODED, "all 4-bit codes compared, the best refined"),
+    "ivf": Kind("IVF{lists},Flat", _LEAST_CODED, "inverted lists of whole vectors"),
+    "ivf-sq8": Kind("IVF{lists},SQ8," + _REFINED, _LEAST_CODED, "inverted lists of 8 bits, refined"),
     "ivf-pqfs": Kind(
-        "IVF{lists},PQ{dimension}x4fsr," + _REFINED, _LEAST_CODED, True, "inverted lists of 4-bit codes, refined"
+        "IVF{lists},PQ{dimension}x4fsr," + _REFINED, _LEAST_CODED, "inverted lists of 4-bit codes, refined"
     ),
-    "hnsw": Kind("HNSW32,Flat", 1, True, "a graph over whole vectors"),
-    "hnsw-sq8": Kind("HNSW32,SQ8", 100, True, "a graph over 8 bits a dimension"),
-    "rabitq": Kind("IVF{lists},RaBitQ," + _REFINED, _LEAST_CODED, True, "inverted lists of 1-bit codes, refined"),
+    "hnsw": Kind("HNSW32,Flat", 1, "a graph over whole vectors"),
+    "hnsw-sq8": Kind("HNSW32,SQ8", 100, "a graph over 8 bits a dimension"),
+    "rabitq": Kind("IVF{lists},RaBitQ," + _REFINED, _LEAST_CODED, "inverted lists of 1-bit codes, refined"),
 }
 AUTO = "auto"
 INDEX_SPECS = (AUTO, *KINDS)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
 from retrieval.index.gpu import gpu_copy, on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
+from retrieval.index.spec import EXACT, INDEX_SPECS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -84,12 +84,11 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
-        self._named = spec in KINDS
         factory = ("IDMap," if numbered else "") + factory_string(spec, dimension, rows)
         self._own(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
 
-    def _own(self, index: Any) -> None:
+    def _own(self, index: Any, mapped: bool = False) -> None:
         """Take a FAISS index; what maps positions to rows is peeled off for searches."""
         self._index = index  # owns what the others below only point to
         numbered = isinstance(self._index, faiss.IndexIDMap)
@@ -97,6 +96,7 @@ class VectorIndex:
         self._ids: NDArray[np.int64] | None = faiss.vector_to_array(self._index.id_map) if numbered else None
         self._rows = self._count_rows()
         self._gpu: tuple[Any, Any] | None = None
+        self._mapped = mapped
 
     def _count_rows(self) -> int:
         if self._ids is None:
@@ -167,7 +167,7 @@ class VectorIndex:
         if self.is_trained:
             return
         sample = self._checked(sample)
-        with on_gpu(layers(self._inner)[-1], device), _quiet(self._named):
+        with on_gpu(layers(self._inner)[-1], device), _quiet():
             try:
                 self._index.train(sample)
             except RuntimeError as error:
@@ -176,6 +176,8 @@ class VectorIndex:
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append unit vectors, float32, shape (n, m); they take the next rows."""
         vectors = self._checked(vectors)
+        if self._mapped:  # FAISS ends the process
+            raise UsageError("this index is memory-mapped, and takes no vectors: load it with mmap=False")
         if not self.is_trained:
             raise UsageError("this kind of index learns from a sample: train it before vectors are added")
         if self._ids is not None:
@@ -326,7 +328,7 @@ class VectorIndex:
                 f"{path} is not a whole FAISS index ({_reason(error)}): build the index again"
             ) from None
         loaded = cls.__new__(cls)
-        loaded._own(index)
+        loaded._own(index, mmap)
         return loaded
 
     def _checked(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -340,11 +342,8 @@ class VectorIndex:
 
 
 @contextmanager
-def _quiet(named: bool) -> Iterator[None]:
-    """Keep what C++ says about few training points off the terminal; our own kinds have enough of them."""
-    if named:
-        yield
-        return
+def _quiet() -> Iterator[None]:
+    """Keep what C++ says about few training points off the terminal."""
     kept = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:
