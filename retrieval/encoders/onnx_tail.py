@@ -14,10 +14,7 @@ from retrieval.encoders.runtime import POOLED, VECTOR
 from retrieval.storage import atomic_file
 
 _LEAST_LENGTH = np.array(1e-30, dtype=np.float32)
-
-
-_TAIL = ("centred", "transformed", "length", "safe_length", VECTOR)
-_CONSTANTS = ("mean", "kernel", "vector_axis", "least_length")
+_OWN = "retr."  # what names begin with: the exporter calls values of its own `mean`, for one, where layers are averaged
 
 
 def set_transform(
@@ -34,7 +31,6 @@ def set_transform(
     dimension : m, of the vectors; None ends the graph in the pooled embedding.
     affine : mean, float32, shape (d,), and kernel, float32, shape (d, m); None where nothing is transformed.
     """
-    # The names begin with `retr.`: the exporter calls values of its own `mean`, for one, where layers are averaged.
     model = onnx.load(folder / GRAPH, load_external_data=False)
     _cut_tail(model.graph)
     if dimension is not None:
@@ -46,8 +42,11 @@ def set_transform(
 def _cut_tail(graph: onnx.GraphProto) -> None:
     if VECTOR not in (output.name for output in graph.output):
         return
-    for repeated, names in ((graph.node, _TAIL), (graph.initializer, _CONSTANTS), (graph.output, (VECTOR,))):
-        kept = [each for each in repeated if (each.output[0] if repeated is graph.node else each.name) not in names]
+    for repeated in (graph.node, graph.initializer, graph.output):
+        names = [each.output[0] if isinstance(each, onnx.NodeProto) else each.name for each in repeated]
+        kept = [
+            each for each, name in zip(repeated, names, strict=True) if name != VECTOR and not name.startswith(_OWN)
+        ]
         del repeated[:]
         repeated.extend(kept)
 
@@ -59,14 +58,14 @@ def _add_tail(
     if affine is not None:
         mean, kernel = affine
         graph.initializer.extend(
-            [numpy_helper.from_array(mean, "retr.mean"), numpy_helper.from_array(kernel, "retr.kernel")]
+            [numpy_helper.from_array(mean, _OWN + "mean"), numpy_helper.from_array(kernel, _OWN + "kernel")]
         )
-        graph.node.append(helper.make_node("Sub", [last, "retr.mean"], ["retr.centred"]))
-        graph.node.append(helper.make_node("MatMul", ["retr.centred", "retr.kernel"], ["retr.transformed"]))
-        last = "retr.transformed"
-    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "retr.vector_axis"))
-    graph.initializer.append(numpy_helper.from_array(_LEAST_LENGTH, "retr.least_length"))
-    graph.node.append(helper.make_node("ReduceL2", [last, "retr.vector_axis"], ["retr.length"], keepdims=1))
-    graph.node.append(helper.make_node("Max", ["retr.length", "retr.least_length"], ["retr.safe_length"]))
-    graph.node.append(helper.make_node("Div", [last, "retr.safe_length"], [VECTOR]))
+        graph.node.append(helper.make_node("Sub", [last, _OWN + "mean"], [_OWN + "centred"]))
+        graph.node.append(helper.make_node("MatMul", [_OWN + "centred", _OWN + "kernel"], [_OWN + "transformed"]))
+        last = _OWN + "transformed"
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), _OWN + "vector_axis"))
+    graph.initializer.append(numpy_helper.from_array(_LEAST_LENGTH, _OWN + "least_length"))
+    graph.node.append(helper.make_node("ReduceL2", [last, _OWN + "vector_axis"], [_OWN + "length"], keepdims=1))
+    graph.node.append(helper.make_node("Max", [_OWN + "length", _OWN + "least_length"], [_OWN + "safe_length"]))
+    graph.node.append(helper.make_node("Div", [last, _OWN + "safe_length"], [VECTOR]))
     graph.output.append(helper.make_tensor_value_info(VECTOR, TensorProto.FLOAT, ["batch", dimension]))
