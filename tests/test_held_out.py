@@ -144,7 +144,7 @@ def test_saved_split_moments_are_those_of_the_embeddings_named(tmp_path: Path) -
 
 
 def test_a_floor_below_the_usual_needs_exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.transforms.held_out.EXACT_ROWS", 0)
+    monkeypatch.setattr("retrieval.transforms.held_out.USUAL", 0)
     split = split_of(normal(95, 6))
     assert split.serves(spec_of("whiten-3"))
     assert not split.serves(spec_of("whiten-3:eps=0"))

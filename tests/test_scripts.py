@@ -242,4 +242,4 @@ def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
     )
     assert module._fronts(words) == []
     (tmp_path / "recall-bytes.png").write_bytes(b"")
-    assert module._fronts(words) == ["", "![Recall against bytes a document](benchmarks/results/recall-bytes.png)"]
+    assert module._fronts(words) == ["![Recall against bytes a document](benchmarks/results/recall-bytes.png)"]

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from retrieval.errors import DimensionError, TransformError, UsageError
 from retrieval.transforms.apply import unit_vectors
-from retrieval.transforms.moments import BLOCK_ROWS, EXACT_ROWS, Moments
+from retrieval.transforms.moments import BLOCK_ROWS, Moments, usual_exact_rows
 from retrieval.transforms.spec import AutoSpec, FlowSpec, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import Whitening
 
@@ -125,13 +125,13 @@ def test_two_parts_merged_equal_one_pass(cut: int, mean: float) -> None:
 
 
 @pytest.mark.parametrize("mean", [0.0, 25.0, 800.0])
-@pytest.mark.parametrize(("exact_rows", "tolerance"), [(None, 1e-12), (EXACT_ROWS, 1e-7)])
+@pytest.mark.parametrize(("exact_rows", "tolerance"), [(None, 1e-12), (4 * BLOCK_ROWS, 1e-7)])
 def test_halves_of_many_rows_merged_equal_one_pass_as_their_products_allow(
     exact_rows: int | None, tolerance: float, mean: float
 ) -> None:
     # 1e-12 of the largest entry, at any size, where all products are float64; with the float32 ones that begin after
-    # EXACT_ROWS, a block's rounding depends on its shift and its rows, and a half has its own of both.
-    rows = sample(3 * EXACT_ROWS + 1000, 8, mean=mean)
+    # exact_rows, a block's rounding depends on its shift and its rows, and a half has its own of both.
+    rows = sample(12 * BLOCK_ROWS + 1000, 8, mean=mean)
     cut = len(rows) // 2
     first, second, whole = (Moments(8, exact_rows) for _ in range(3))
     first.update(rows[:cut]), second.update(rows[cut:]), whole.update(rows)
@@ -141,6 +141,12 @@ def test_halves_of_many_rows_merged_equal_one_pass_as_their_products_allow(
     error = np.abs(merged.covariance() - whole.covariance()).max() / np.abs(whole.covariance()).max()
     assert error < tolerance
     assert (merged.noise() > 1e-10) == (exact_rows is not None)
+
+
+def test_usual_exact_rows_are_whole_blocks_that_cost_little() -> None:
+    assert [usual_exact_rows(d) for d in (8, 384, 768, 100_000)] == [2_097_152, 40_960, 20_480, BLOCK_ROWS]
+    assert Moments(768)._exact_rows == 20_480
+    assert (Moments(768, 0)._exact_rows, Moments(768, None)._exact_rows) == (0, None)
 
 
 def test_moments_of_other_dimensions_do_not_merge() -> None:

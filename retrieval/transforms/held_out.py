@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import TransformError
-from retrieval.transforms.base import check_finite
-from retrieval.transforms.moments import EXACT_ROWS, Moments, load_moments, save_moments
+from retrieval.transforms.base import check_chunk
+from retrieval.transforms.moments import USUAL, Moments, load_moments, save_moments
 from retrieval.transforms.spec import AutoSpec, TransformSpec
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening, rank_of
 
@@ -81,7 +81,7 @@ class SplitMoments:
     """
 
     def __init__(self, dimension: int, exact: bool = False) -> None:
-        exact_rows = None if exact else EXACT_ROWS
+        exact_rows = None if exact else USUAL
         self.fitted, self.held_out = Moments(dimension, exact_rows), Moments(dimension, exact_rows)
         self._seen = 0
 
@@ -93,11 +93,11 @@ class SplitMoments:
         TransformError
             A value is NaN or infinite; the row is named, counted from the first ever given.
         """
-        check_finite(embeddings, self._seen)
+        check_chunk(embeddings, self.fitted.dimension, self._seen)
         self._seen += len(embeddings)
         fitted, held_out = _parted(embeddings, self.fitted.rows + self.held_out.rows)
-        self.fitted.update(fitted)
-        self.held_out.update(held_out)
+        self.fitted.take(fitted)
+        self.held_out.take(held_out)
 
     def whole(self) -> Moments:
         """The moments of all rows."""
@@ -156,7 +156,8 @@ def parted_chunks(
 
 def _parted(rows: NDArray[np.float32], before: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Those fitted and those held out, rows of zeros left out, where `before` others came before."""
-    known = rows[rows.any(axis=1)]
+    lengths = np.einsum("ij,ij->i", rows, rows)  # a third of the time of any(); 0 for values below 1e-23, too
+    known = rows if lengths.all() else rows[rows.any(axis=1)]
     held_out = (before + np.arange(len(known))) % HELD_OUT == HELD_OUT - 1
     return known[~held_out], known[held_out]
 

@@ -14,7 +14,7 @@ from retrieval.evaluation.bench.sources import Source
 from retrieval.index.building import Chunks
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform, check_finite
-from retrieval.transforms.moments import EXACT_ROWS, Moments
+from retrieval.transforms.moments import USUAL, Moments
 from retrieval.types import Progress
 
 HOLD_OUT, LARGEST_SHARE = 1000, 0.1
@@ -98,7 +98,7 @@ def gather(
         notes.append(f"{int((~known).sum()):,} queries without a vector are left out")
         asked, queries = asked[known], queries[known]
     equal = _Equal(queries)
-    moments = Moments(source.dimension, None if exact else EXACT_ROWS)
+    moments = Moments(source.dimension, None if exact else USUAL)
     digest, numbered, position = hashlib.sha256(queries.tobytes()), False, 0
     kept: list[NDArray[np.int64]] = []
     with progress.stage("reading", "vectors", len(rows)) as advance:
