@@ -51,9 +51,14 @@ def check_chunk(embeddings: NDArray[np.float32], dimension: int, first_row: int)
     TransformError
         A value is NaN or infinite; the row is named.
     """
+    check_dimension(embeddings, dimension)
+    check_finite(embeddings, first_row)
+
+
+def check_dimension(embeddings: NDArray[np.float32], dimension: int) -> None:
+    """Raise DimensionError unless the shape is (n, dimension)."""
     if embeddings.ndim != 2 or embeddings.shape[1] != dimension:
         raise DimensionError(f"expected vectors of shape (n, {dimension}), got {embeddings.shape}")
-    check_finite(embeddings, first_row)
 
 
 def check_finite(embeddings: NDArray[np.float32], first_row: int) -> None:

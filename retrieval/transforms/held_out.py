@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import TransformError
-from retrieval.transforms.base import check_chunk
+from retrieval.transforms.base import check_dimension, check_finite
 from retrieval.transforms.moments import USUAL, Moments, load_moments, save_moments
 from retrieval.transforms.spec import AutoSpec, TransformSpec
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening, rank_of
@@ -93,9 +93,9 @@ class SplitMoments:
         TransformError
             A value is NaN or infinite; the row is named, counted from the first ever given.
         """
-        check_chunk(embeddings, self.fitted.dimension, self._seen)
+        check_dimension(embeddings, self.fitted.dimension)
+        fitted, held_out = _parted(embeddings, self.fitted.rows + self.held_out.rows, self._seen)
         self._seen += len(embeddings)
-        fitted, held_out = _parted(embeddings, self.fitted.rows + self.held_out.rows)
         self.fitted.take(fitted)
         self.held_out.take(held_out)
 
@@ -154,10 +154,15 @@ def parted_chunks(
         yield fitted, held_out
 
 
-def _parted(rows: NDArray[np.float32], before: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _parted(
+    rows: NDArray[np.float32], before: int, first_row: int = 0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Those fitted and those held out, rows of zeros left out, where `before` others came before."""
-    lengths = np.einsum("ij,ij->i", rows, rows)  # a third of the time of any(); 0 for values below 1e-23, too
-    known = rows if lengths.all() else rows[rows.any(axis=1)]
+    with np.errstate(all="ignore"):
+        lengths = np.einsum("ij,ij->i", rows, rows)  # a third of the time of any() and isfinite()
+    if not np.isfinite(lengths).all():  # large values overflow, and are no fault
+        check_finite(rows, first_row)
+    known = rows if lengths.all() else rows[rows.any(axis=1)]  # values below 1e-23 have length 0, too
     held_out = (before + np.arange(len(known))) % HELD_OUT == HELD_OUT - 1
     return known[~held_out], known[held_out]
 

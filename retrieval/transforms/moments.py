@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, TransformError
 from retrieval.storage import atomic_file
-from retrieval.transforms.base import check_chunk
+from retrieval.transforms.base import check_dimension, check_finite
 
 BLOCK_ROWS = 4096
 USUAL = -1
@@ -75,26 +75,15 @@ class Moments:
         DimensionError
             d is not the dimension.
         TransformError
-            A value is NaN or infinite; the row is named, and none is taken.
+            A value is NaN or infinite; the row is named. Rows before it may have been taken.
         """
         embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
-        check_chunk(embeddings, self.dimension, self.rows)
-        self.take(embeddings)
+        check_dimension(embeddings, self.dimension)
+        self._take(embeddings, checked=False)
 
     def take(self, embeddings: NDArray[np.float32]) -> None:
         """`update` with rows that were checked already."""
-        start = 0
-        while start < len(embeddings):
-            taken = embeddings[start : start + BLOCK_ROWS - self._waiting_rows]
-            start += len(taken)
-            if len(taken) == BLOCK_ROWS:
-                self._take_block(taken)
-                continue
-            self._waiting[self._waiting_rows : self._waiting_rows + len(taken)] = taken
-            self._waiting_rows += len(taken)
-            if self._waiting_rows == BLOCK_ROWS:
-                self._waiting_rows = 0
-                self._take_block(self._waiting)
+        self._take(embeddings, checked=True)
 
     def merged(self, other: Moments) -> Moments:
         """The moments of the rows of both; neither is changed.
@@ -190,10 +179,31 @@ class Moments:
     def _rounded_rows(self) -> int:
         return self._rounded + (self._waiting_rows if self._next_is_rounded else 0)
 
-    def _take_block(self, block: NDArray[np.float32]) -> None:
+    def _take(self, rows: NDArray[np.float32], checked: bool) -> None:
+        start = 0
+        while start < len(rows):
+            taken = rows[start : start + BLOCK_ROWS - self._waiting_rows]
+            start += len(taken)
+            if len(taken) == BLOCK_ROWS:
+                self._take_block(taken, checked)
+                continue
+            if not checked:
+                check_finite(taken, self.rows)
+            self._waiting[self._waiting_rows : self._waiting_rows + len(taken)] = taken
+            self._waiting_rows += len(taken)
+            if self._waiting_rows == BLOCK_ROWS:
+                self._waiting_rows = 0
+                self._take_block(self._waiting, True)
+
+    def _take_block(self, block: NDArray[np.float32], checked: bool) -> None:
         if self._shift is None:
+            if not checked:
+                check_finite(block, self._rows)
             self._shift = _first_estimate(block)
-        sums, products = _sums(block, self._shift, self._next_is_rounded)
+        with np.errstate(all="ignore"):
+            sums, products = _sums(block, self._shift, self._next_is_rounded)
+        if not checked and not np.isfinite(sums).all():  # large values overflow, and are no fault
+            check_finite(block, self._rows)
         self._rounded += len(block) if self._next_is_rounded else 0
         self._rows += len(block)
         self._sum += sums
