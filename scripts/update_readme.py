@@ -96,7 +96,7 @@ WORDS: dict[str, dict[str, Any]] = {
             "cold, s",
             "times faster than the peer",
             "same 10 neighbours",
-            "warm, ms (of it the exact search)",
+            "warm, ms (of it the search for neighbours)",
         ),
         "dims": (
             "What a cut costs: {documents:,} titles, {queries:,} held-out titles as queries, exact search; {pairs} for "
@@ -191,7 +191,7 @@ WORDS: dict[str, dict[str, Any]] = {
             "粗体是 `--transform auto` 为这些编码器选的（{date}；`python benchmarks/bench_quality.py --data data`）："
         ),
         "quality_head": ("模型", "变换"),
-        "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中精确检索）"),
+        "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中找近邻）"),
         "dims": (
             "降维的代价：{documents:,} 条标题，留出 {queries:,} 条标题作查询，精确检索；{pairs} 用来算 Spearman，"
             "并在它的句子里做已知项检索，变换在标题上拟合（{where}；`{command}`）："
