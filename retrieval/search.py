@@ -86,7 +86,9 @@ class Index:
             The encoder is not the one that built the index.
         """
         folder, progress = Path(path).expanduser(), progress or NoProgress()
-        loader = StoredEncoder(folder, layout.read_manifest(folder), device, trust_remote_code, progress)
+        manifest = layout.read_manifest(folder)
+        folder = folder.absolute()  # what is loaded late is found from any folder
+        loader = StoredEncoder(folder, manifest, device, trust_remote_code, progress)
         if preload and encoder is None:
             loader.start()
         from retrieval.index.opened import Opened  # faiss and Arrow load while a preloaded encoder does

@@ -448,3 +448,14 @@ def test_index_refuses_an_encoder_that_did_not_build_it(corpus: Path, tmp_path: 
     other = load_encoder(resolve_settings(make_tiny_model(tmp_path / "other", seed=1)), "cpu")
     with pytest.raises(EncoderError, match="was built by another encoder"):
         Index.open(tmp_path / "i", encoder=other)
+
+
+def test_an_index_opened_by_a_relative_path_answers_from_another_folder(
+    tiny_model: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = Index.build(corpus, "here", model=tiny_model, transform="rotate-4").search("文本")
+    index = Index.open("here")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert index.search("文本") == expected
