@@ -297,6 +297,21 @@ def test_held_out_neighbours_are_those_of_brute_force_without_the_held_out() -> 
     assert held_out.recall(expected[:, :4]) == pytest.approx(0.4)
 
 
+def test_equal_vectors_are_as_good_as_each_other_for_recall() -> None:
+    thrice = np.concatenate([vectors(50)] * 3)
+    held_out = HeldOut(thrice[:1], np.array([0]))
+    held_out.update(thrice, 0)
+    scores = thrice @ thrice[0]
+    scores[0] = -2
+    nearest = np.argsort(-scores, kind="stable")[:12]
+    # Two other copies of the query, then threes of equal scores: the last place of ten may go to any of a three.
+    assert np.ptp(scores[nearest[8:11]]) < 1e-6 < scores[nearest[8]] - scores[nearest[11]]
+    for last in nearest[9:11]:
+        assert held_out.recall(np.array([[*nearest[:9], last]])) == 1
+    assert held_out.recall(np.array([[*nearest[:9], nearest[11]]])) == pytest.approx(0.9)
+    assert held_out.recall(nearest[None, :11]) == 1
+
+
 POINTS = [
     Point(Setting(nprobe=1), 0.8, 0.1),
     Point(Setting(nprobe=4), 0.95, 0.2),
