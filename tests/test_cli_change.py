@@ -88,7 +88,7 @@ def test_a_cold_query_of_a_changed_index_loads_only_what_it_needs(shop: Path, re
         "import sys; from retrieval.cli.main import _run\n"
         "sys.argv[1:] = ['query', '甲', '-k', '1', '-i', sys.argv[1]]\n"
         "_run(); print([name for name in 'torch transformers onnx rich pyarrow.parquet pyarrow.compute "
-        "pyarrow.dataset safetensors filelock'.split() if name in sys.modules])"
+        "pyarrow.dataset pandas safetensors filelock'.split() if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(shop)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from retrieval.errors import IndexFolderError
 from retrieval.index.folder import WITHHELD, Manifest
 
+_SCHEMA = pa.schema([("row", pa.int64()), ("deleted", pa.bool_())])
+
 
 @dataclass(frozen=True)
 class Withheld:
@@ -37,12 +39,18 @@ class Withheld:
         """Read what `save` wrote. Raises IndexFolderError where the file is not that, or of an index of fewer rows."""
         withheld = cls.none(rows)
         try:
-            with pa.memory_map(str(path)) as file:
-                table = pa.ipc.open_file(file).read_all()
-                places = table["row"].to_numpy()
-                deleted = table["deleted"].to_numpy()
-            withheld.deleted[places[deleted]] = True
-            withheld.unknown[places[~deleted]] = True
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            if reader.schema != _SCHEMA:
+                raise pa.ArrowInvalid(f"its columns are {reader.schema.names}, not {_SCHEMA.names}")
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                if batch.num_rows == 0:
+                    continue
+                # By the buffers: to_numpy() loads pandas wherever that is installed, which takes longer than a query.
+                _, row, _, flag = (buffer for column in batch.columns for buffer in column.buffers())
+                places = np.frombuffer(row, np.int64)[: batch.num_rows]
+                deleted = np.unpackbits(np.frombuffer(flag, np.uint8), bitorder="little")[: batch.num_rows] == 1
+                withheld.deleted[places[deleted]] = True
+                withheld.unknown[places[~deleted]] = True
         except (pa.ArrowInvalid, KeyError, IndexError, OSError) as error:
             raise IndexFolderError(
                 f"{path} cannot be read: {str(error).splitlines()[0]}; build the index again"
@@ -70,6 +78,6 @@ class Withheld:
     def save(self, path: Path) -> None:
         """Write an Arrow IPC file: for each row withheld `row` (int64) and `deleted` (false where it is unknown)."""
         rows = np.flatnonzero(self.deleted | self.unknown)
-        batch = pa.RecordBatch.from_pydict({"row": rows.astype(np.int64), "deleted": self.deleted[rows]})
+        batch = pa.RecordBatch.from_pydict({"row": rows.astype(np.int64), "deleted": self.deleted[rows]}, _SCHEMA)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
