@@ -35,7 +35,7 @@ from bench_build import RESULTS, machine
 from numpy.typing import NDArray
 
 from retrieval.transforms.held_out import SplitMoments
-from retrieval.transforms.moments import Moments
+from retrieval.transforms.moments import USUAL, Moments
 from retrieval.transforms.spec import TransformSpec
 from retrieval.transforms.whitening import Whitening
 
@@ -96,7 +96,7 @@ def reading(rows: Rows) -> None:
 
 
 def own(rows: Rows) -> Floats:
-    moments = Moments(rows.dimension)
+    moments = Moments(rows.dimension, USUAL)
     for chunk in rows:
         moments.update(chunk)
     return Whitening.fit(moments, rows.dimension)[0].kernel

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from retrieval.errors import DimensionError, TransformError, UsageError
 from retrieval.transforms.apply import unit_vectors
-from retrieval.transforms.moments import BLOCK_ROWS, Moments, usual_exact_rows
+from retrieval.transforms.moments import BLOCK_ROWS, USUAL, Moments, usual_exact_rows
 from retrieval.transforms.spec import AutoSpec, FlowSpec, TransformSpec, auto_transform, parse_transform
 from retrieval.transforms.whitening import Whitening
 
@@ -145,8 +145,8 @@ def test_halves_of_many_rows_merged_equal_one_pass_as_their_products_allow(
 
 def test_usual_exact_rows_are_whole_blocks_that_cost_little() -> None:
     assert [usual_exact_rows(d) for d in (8, 384, 768, 100_000)] == [2_097_152, 40_960, 20_480, BLOCK_ROWS]
-    assert Moments(768)._exact_rows == 20_480
-    assert (Moments(768, 0)._exact_rows, Moments(768, None)._exact_rows) == (0, None)
+    assert Moments(768, USUAL)._exact_rows == 20_480
+    assert (Moments(768, 0)._exact_rows, Moments(768)._exact_rows) == (0, None)
 
 
 def test_moments_of_other_dimensions_do_not_merge() -> None:

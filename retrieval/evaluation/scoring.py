@@ -15,7 +15,7 @@ from retrieval.transforms.choice import choose_m
 from retrieval.transforms.fitting import curve_lines
 from retrieval.transforms.flow import Flow
 from retrieval.transforms.held_out import SplitMoments
-from retrieval.transforms.moments import Moments
+from retrieval.transforms.moments import USUAL, Moments
 from retrieval.transforms.spec import AutoSpec, FlowSpec, TransformSpec
 from retrieval.transforms.whitening import DEFAULT_EPS, Whitening
 from retrieval.types import NoProgress, Progress
@@ -68,7 +68,7 @@ class EncodedTexts:
 
     def moments(self, texts: Sequence[str], exact: bool = False) -> Moments:
         """Of the distinct texts given; those without a vector do not count. `exact`: all products in float64."""
-        moments = Moments(self.dimension, None) if exact else Moments(self.dimension)
+        moments = Moments(self.dimension, None if exact else USUAL)
         moments.update(self._known(texts))
         return moments
 

@@ -3,9 +3,10 @@
 Data shifted by a first estimate of the mean lose no digits to the mean's size, and two sums about different shifts
 are added by moving one: Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance".
 
-The first rows (`usual_exact_rows`) are multiplied in float64, which shows that repeated rows have no more directions
-than there are distinct ones. The rows after them are multiplied in float32, at half the time, and their blocks added in
-float64; what rounding can then put into an eigenvalue is `noise`, below which no direction is taken for the data's.
+Products are float64, unless only the first rows are wanted so (`usual_exact_rows`: they show that repeated rows have no
+more directions than there are distinct ones). The rows after them are then multiplied in float32, at half the time, and
+their blocks added in float64; what rounding can put into an eigenvalue is `noise`, below which no direction is taken
+for the data's.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Moments:
     ----------
     dimension : d
     exact_rows : so many rows are multiplied in float64, the ones after them in float32; None: all in float64. USUAL:
-        `usual_exact_rows`.
+        `usual_exact_rows`, which large corpora want: half the time.
     """
 
-    def __init__(self, dimension: int, exact_rows: int | None = USUAL) -> None:
+    def __init__(self, dimension: int, exact_rows: int | None = None) -> None:
         self.dimension = dimension
         self._exact_rows = usual_exact_rows(dimension) if exact_rows == USUAL else exact_rows
         self._rows = 0  # in whole blocks
@@ -89,9 +90,8 @@ class Moments:
         """The moments of the rows of both; neither is changed.
 
         Equal to one pass over all rows but for rounding: within 1e-12 of the covariance's largest entry where all is
-        `exact`, so for `usual_exact_rows` and, with `exact_rows=None`, for any number. Beyond, within 1e-7: a float32
-        product of a block is rounded according to the shift and to which rows share the block, and a part has its
-        own of both from wherever it was cut. Float64 throughout would take twice the time of a float32 `X.T @ X`.
+        `exact`, which by default it is. With float32 products, within 1e-7: a block's product is rounded according to
+        the shift and to which rows share the block, and a part has its own of both from wherever it was cut.
 
         Raises
         ------
