@@ -98,7 +98,7 @@ def ask(command: list[str], query: str) -> tuple[float, list[str]]:
 
 
 def warm(folder: Path, queries: list[str]) -> dict[str, float]:
-    """Milliseconds of a search of one query in Python, everything loaded, and of its exact search alone: medians."""
+    """Milliseconds of a search of one query in Python, all loaded, and of its search for neighbours alone: medians."""
     import retrieval
     from retrieval.index.vectors import VectorIndex
 
