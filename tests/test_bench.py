@@ -24,7 +24,7 @@ from retrieval.evaluation.bench.material import Material, gather
 from retrieval.evaluation.bench.recall import Truth
 from retrieval.evaluation.bench.results import Results, check_folder, locked
 from retrieval.evaluation.bench.run import KILLED, Bench, Plan
-from retrieval.evaluation.bench.sources import Source, in_chunks, index_source, npy_source
+from retrieval.evaluation.bench.sources import Source, by_rows, index_source, npy_source
 from retrieval.evaluation.bench.timing import allocated_bytes, measure_times
 from retrieval.evaluation.pairs import read_pairs
 from retrieval.evaluation.retrieval import Model, evaluate_retrieval, fitting_of
@@ -50,7 +50,7 @@ def clustered(rows: int, seed: int = 0) -> Floats:
 
 
 def source(vectors: Floats, queries: Floats | None = None) -> Source:
-    return Source("the test's vectors", vectors.shape[1], len(vectors), in_chunks(vectors), queries)
+    return Source("the test's vectors", vectors.shape[1], len(vectors), *by_rows(vectors), queries)
 
 
 def material(vectors: Floats, queries: Floats | None = None, **options: Any) -> Material:
