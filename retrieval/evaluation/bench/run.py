@@ -172,7 +172,7 @@ class Bench:
 
     def _build(self, kind: str, transform: Transform | None) -> _Built:
         rows = len(self.material)
-        if rows < KINDS[kind].least_rows:
+        if kind in KINDS and rows < KINDS[kind].least_rows:
             raise UsageError(f"{kind} learns from at least {KINDS[kind].least_rows:,} vectors, there are {rows:,}")
         dimension = self.material.source.dimension if transform is None else transform.m
         start = time.perf_counter()
@@ -182,6 +182,8 @@ class Bench:
             chunks, rows, dimension, kind, take=take, numbered=self.material.numbered, progress=_Stages(self.progress)
         )
         seconds = time.perf_counter() - start
+        if made.spec != kind:
+            raise UsageError(f"{kind} cannot be trained on {rows:,} vectors")
         path = self._work / "vectors.faiss"
         made.vectors.save(path)
         factory, curve, setting = made.factory, made.curve, made.vectors.setting
