@@ -1,1 +1,1 @@
-"""Training of sentence encoders on labelled or plain texts: the objectives of SBERT, SimBERT, SimCSE and CoSENT."""
+"""Sentence encoders from labelled pairs, triplets, inferences or plain texts: SBERT, CoSENT, SimBERT, SimCSE."""
