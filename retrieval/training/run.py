@@ -31,6 +31,7 @@ from retrieval.training.loop import DivergedError, LoopSettings, train
 from retrieval.training.material import Material
 from retrieval.training.model import TrainableEncoder
 from retrieval.transforms.spec import NONE, TransformSpec, parse_transform
+from retrieval.transforms.whitening import DEFAULT_EPS, rank_of
 from retrieval.types import Progress
 
 _FITTING_TEXTS = 8000
@@ -227,10 +228,11 @@ class _Measured:
     def _scores(self, settings: EncoderSettings) -> Iterator[tuple[str, float, float]]:
         """Of each test set: the name of the cut, and Spearman x 100 raw and cut."""
         encoder = self._load(settings)
-        spec = parse_transform(f"rotate-{min(_CUT, encoder.dimension)}")
-        assert isinstance(spec, TransformSpec)
         fitting = EncodedTexts(encoder, self._texts, self._progress)
-        cut = fitting.fit(spec, self._texts)
+        moments = fitting.moments(self._texts)
+        spec = parse_transform(f"rotate-{min(_CUT, rank_of(moments, beta=0.0, eps=DEFAULT_EPS))}")
+        assert isinstance(spec, TransformSpec)
+        cut = fitting.fit(spec, self._texts, moments)
         for pairs in self._material.tests:
             encoded = EncodedTexts(encoder, pairs.texts, self._progress)
             raw, short = (
