@@ -74,12 +74,8 @@ def test_faiss_and_torch_are_imported_only_where_they_are_owned() -> None:
     owners = {
         "faiss": {"index/vectors.py", "index/export.py", "index/knobs.py", "index/gpu.py"},
         "torch": {f"encoders/{name}.py" for name in TORCH_MODULES}
-<<<<<<< HEAD
-        | {"transforms/flow_training.py", "evaluation/mteb.py", "training/losses.py"},
-=======
         | {"transforms/flow_training.py", "evaluation/mteb.py"}
         | {f"training/{name}.py" for name in TRAINING_MODULES},
->>>>>>> 617f68eb9a8c47041ca4f39a2d6555a87c39dfc4
         "gensim": {"encoders/word2vec.py"},
         "openvino": {"encoders/compiled.py", "encoders/runtime.py"},
         "onnxruntime": {"encoders/runtime.py"},

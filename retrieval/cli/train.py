@@ -251,8 +251,7 @@ def _train(
     from retrieval.training.choice import check_blend
     from retrieval.training.loop import LoopSettings
     from retrieval.training.material import Gathering, Reading, stages_of
-    from retrieval.training.model import Start
-    from retrieval.training.run import Choosing, run
+    from retrieval.training.run import Choosing, Start, run
 
     loop = LoopSettings(**{each.name: given[each.name] for each in fields(LoopSettings) if each.name in given})
     choosing = Choosing(check_blend(given["blend"]), given["advise"])

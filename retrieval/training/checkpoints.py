@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: weights, optimiser and curve, so that a run that was killed goes on as if it had not been.
+"""Where a run stands, on disk: weights, optimiser and curve, so that a run that was killed goes on unchanged.
 
 NAME.training/          beside the model that will be
   run.json              what the run is: settings, data, starting model; another run is refused

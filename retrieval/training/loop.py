@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -137,14 +138,11 @@ class _StageRun:
         self._named = {f"model.{name}": value for name, value in model.trained().items()}
         if self._head is not None:
             self._named |= {f"head.{name}": value for name, value in self._head.named_parameters()}
-        self._optimiser = torch.optim.AdamW(
-            [
-                {"params": [value for value in self._named.values() if value.ndim > 1]},
-                {"params": [value for value in self._named.values() if value.ndim <= 1], "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": [value for value in self._named.values() if value.ndim > 1]},
+            {"params": [value for value in self._named.values() if value.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self._optimiser = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
         count = stage.steps * settings.accumulate
         seed = settings.seed * 1009 + state.stage
         self._batches = plan(stage.objective.lengths, settings.batch, count, seed, settings.mix)
@@ -232,8 +230,8 @@ class _StageRun:
 
     def _restore(self, tensors: Tensors) -> None:
         with torch.no_grad():
-            for name, value in self._named.items():
-                value.copy_(tensors[name])
+            for name, parameter in self._named.items():
+                parameter.copy_(tensors[name])
         saved: dict[int, Tensors] = {}
         for name, value in tensors.items():
             if name.startswith("optimiser."):

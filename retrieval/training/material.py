@@ -122,7 +122,7 @@ class Gathering:
         self._take(read, source)
         if read.skipped:
             self._notes.append(f"{read.name}: {read.skipped:,} pairs without a gold label are left out")
-        graded = TextPairs(read.name, read.sha256, read.first, read.second, _GRADES[read.labels], range=(0.0, 1.0))
+        graded = TextPairs(read.name, read.sha256, read.first, read.second, _GRADES[read.labels], grades=(0.0, 1.0))
         rows = _rows(self._held_out(graded))
         first, second = [read.first[row] for row in rows], [read.second[row] for row in rows]
         self._add_texts(first, second)
@@ -132,7 +132,7 @@ class Gathering:
         """Triplets; those held out count as two pairs, of labels 1 and 0."""
         read = read_triplets(source)
         self._take(read, source)
-        together = TextPairs(read.name, read.sha256, read.anchor, read.positive, np.ones(len(read)), range=(0.0, 1.0))
+        together = TextPairs(read.name, read.sha256, read.anchor, read.positive, np.ones(len(read)), grades=(0.0, 1.0))
         held = self._split(together)
         if held is not None:
             together, aside = held

@@ -106,8 +106,8 @@ class TripletObjective:
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
         sides = (self._triplets.anchor, self._triplets.positive, self._triplets.negative)
-        vectors = model.vectors([side[row] for side in sides for row in rows]).chunk(3)
-        return losses.triplet(*vectors, margin=self._margin)
+        anchor, positive, negative = model.vectors([side[row] for side in sides for row in rows]).chunk(3)
+        return losses.triplet(anchor, positive, negative, self._margin)
 
 
 class NliObjective:
@@ -146,4 +146,5 @@ def _sides(
 
 
 def _lengths(*sides: Sequence[str]) -> Lengths:
-    return np.sum([[len(text) for text in side] for side in sides], axis=0, dtype=np.int64)
+    lengths: Lengths = np.array([[len(text) for text in side] for side in sides], dtype=np.int64).sum(axis=0)
+    return lengths

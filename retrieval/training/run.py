@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def run(
         diverged: DivergedError | None = None
         dev = material.dev.sampled(seed=loop.seed) if material.dev.pairs else None
         try:
-            state = train(model, material.stages(model), loop, folder, dev.scores if dev else None, progress)
+            state = train(
+                model, material.stages(model), loop, folder, partial(dev.scores, model) if dev else None, progress
+            )
         except DivergedError as error:
             state, diverged = error.state, error
             if state.best is None:
