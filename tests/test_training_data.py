@@ -14,18 +14,8 @@ import pytest
 from conftest import write_jsonl
 
 from retrieval.errors import CorpusError, UsageError
-from retrieval.training.data import (
-    TextPairs,
-    check_labels_differ,
-    noise,
-    positives,
-    read_nli,
-    read_texts,
-    read_training_pairs,
-    read_triplets,
-    scaled,
-    split_off,
-)
+from retrieval.training.data import read_nli, read_texts, read_training_pairs, read_triplets
+from retrieval.training.examples import TextPairs, check_labels_differ, noise, positives, scaled, split_off
 
 HEADER = "sentence1\tsentence2\tlabel\n"
 TRIPLETS = "anchor\tpositive\tnegative\n"
