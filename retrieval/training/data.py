@@ -16,39 +16,7 @@ from retrieval.errors import CorpusError, UsageError
 from retrieval.evaluation.datasets import DATASETS, SPLITS, is_test_file, load_dataset, splits_there
 from retrieval.evaluation.evaluate import read_texts as corpus_texts
 from retrieval.evaluation.pairs import Pairs, md5_of, read_pairs, sha256_of
-from retrieval.training.examples import (
-    NLI_CLASSES,
-    LabelNoise,
-    NliPairs,
-    TextPairs,
-    Texts,
-    Triplets,
-    check_labels_differ,
-    known_range,
-    noise,
-    positives,
-    scaled,
-    split_off,
-)
-
-__all__ = [
-    "NLI_CLASSES",
-    "LabelNoise",
-    "NliPairs",
-    "TextPairs",
-    "Texts",
-    "Triplets",
-    "check_labels_differ",
-    "known_range",
-    "noise",
-    "positives",
-    "read_nli",
-    "read_texts",
-    "read_training_pairs",
-    "read_triplets",
-    "scaled",
-    "split_off",
-]
+from retrieval.training.examples import NLI_CLASSES, NliPairs, TextPairs, Texts, Triplets, known_range
 
 _TRIPLET_COLUMNS = ("anchor", "positive", "negative")
 _NLI_COLUMNS = (("sentence1", "premise"), ("sentence2", "hypothesis"), ("label", "gold_label"))
