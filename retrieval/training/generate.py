@@ -68,9 +68,8 @@ def generate(
     samples = samples or _SAMPLES_A_PARAPHRASE * count
     _check(count, samples, top_p, temperature, seed)
     encoder = model.encoder
-    asked = [text.lower() for text in texts] if encoder.lower_case else texts
     limit = encoder.settings.max_length
-    tokens = encoder.tokenizer(list(asked), truncation=True, max_length=limit)["input_ids"] if texts else []
+    tokens = encoder.tokenize(texts, "document")["input_ids"] if texts else []
     rows = _GPU_ROWS if model.network.device.type == "cuda" else _ROWS
     found: list[list[Paraphrase]] = [[] for _ in texts]
     training = model.training
