@@ -385,6 +385,16 @@ def test_paraphrases_hang_on_seed_and_text_alone(model: UnilmModel) -> None:
     assert generate(model, [], 5) == []
 
 
+def test_an_empty_text_has_no_paraphrases_and_counts_all_the_same(model: UnilmModel) -> None:
+    done: list[int] = []
+    found = generate(
+        model, ["", *random_texts(2, longest=8), " "], 3, samples=100, temperature=3.0, on_batch=done.append
+    )
+    assert found[0] == found[3] == []
+    assert all(found[1:3])
+    assert sum(done) == 4
+
+
 def test_paraphrases_are_distinct_others_and_ranked_by_cosine(model: UnilmModel) -> None:
     texts = random_texts(5, longest=8)
     found = generate(model, texts, 6, samples=60, temperature=3.0)
