@@ -175,15 +175,16 @@ class UnilmModel(torch.nn.Module):
         logits: Tensor = self.network.cls(output.last_hidden_state[:, -1])
         return logits
 
-    def save(self, folder: Path) -> None:
-        """Write a sentence-transformers folder whose weights hold the head too; `folder` is empty.
+    def save(self, folder: Path) -> list[str]:
+        """Write a sentence-transformers folder whose weights hold the head too; the kinds of its modules.
 
-        `SentenceTransformer(folder)` and every encoder here read the body alone, UnilmModel all of it.
+        `SentenceTransformer(folder)` and every encoder here read the body alone, UnilmModel all of it. `folder` is empty.
         """
-        export_folder(self.encoder, None, folder, raw=True)
+        kinds = export_folder(self.encoder, None, folder, raw=True)
         with quiet_transformers():
             self.network.save_pretrained(folder)
         make_readable(folder / "model.safetensors")
+        return kinds
 
 
 def _check(encoder: TransformerEncoder, config: Any) -> None:
@@ -199,12 +200,17 @@ def _check(encoder: TransformerEncoder, config: Any) -> None:
             f"{settings.source} is a {config.model_type} with {segments} kinds of segments, "
             f"expected a {_MODEL_TYPE} with 2: {_ALONE}"
         )
-    most = (int(config.max_position_embeddings) + 1) // 2
+    most = most_tokens(config)
     if settings.max_length > most:
         raise UsageError(
             f"max length {settings.max_length}: two such texts are more than the {config.max_position_embeddings} "
             f"tokens that {settings.source} takes; expected at most {most}"
         )
+
+
+def most_tokens(config: Any) -> int:
+    """The longest text, in tokens, of which two are no more than the model's positions."""
+    return (int(config.max_position_embeddings) + 1) // 2
 
 
 def _cache_argument(body: Any) -> str:
