@@ -17,8 +17,14 @@ from torch.nn import functional
 from retrieval.encoders.base import EncoderSettings
 from retrieval.encoders.transformer import TransformerEncoder
 from retrieval.errors import EncoderError, UsageError
+from retrieval.training.checkpoints import RunFolder
+from retrieval.training.choice import weights_of
+from retrieval.training.examples import TextPairs
 from retrieval.training.generate import Paraphrase, _draw, generate
+from retrieval.training.loop import LoopSettings, Stage, train
+from retrieval.training.simbert import SimbertObjective, WritingEncoder
 from retrieval.training.unilm import UnilmModel, additive_mask, seq2seq_loss, unilm_mask
+from retrieval.types import NoProgress
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 MOST = 16
@@ -462,3 +468,38 @@ def test_a_tiny_model_learns_64_pairs_and_then_writes_the_partners(tmp_path: Pat
     warm = generate(again, first, 3, temperature=0.5, seed=1)
     assert sum(want in [one.text for one in row] for row, want in zip(warm, second, strict=True)) >= 60
     assert all(isinstance(one, Paraphrase) for row in warm for one in row)
+
+
+def some_pairs(count: int) -> TextPairs:
+    texts = random_texts(2 * count, seed=5, longest=8)
+    return TextPairs("made", "", texts[:count], texts[count:], np.ones(count))
+
+
+def test_simbert_is_the_sum_of_both_losses_and_leaves_out_pairs_of_a_text_seen_before(headed: Path) -> None:
+    model = WritingEncoder(EncoderSettings(str(headed), "cls", "", "", 0), device="cpu", precision="float32")
+    assert model.encoder.settings.max_length == POSITIONS // 2  # two of them fit
+    pairs = some_pairs(4)
+    pairs.first[3] = pairs.second[1]
+    loss = SimbertObjective([pairs], scale=10.0).loss(model, 0, np.array([2, 1, 0, 3]))
+    kept = [[side[row] for row in (2, 1, 0)] for side in (pairs.first, pairs.second)]
+    vectors, written = model.unilm(model.unilm.inputs(*kept))
+    assert loss.item() == pytest.approx((in_batch(vectors, 10.0) + written).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_loop_trains_the_head_too_and_the_folder_keeps_it(headed: Path, tmp_path: Path, precision: str) -> None:
+    model = WritingEncoder(EncoderSettings(str(headed), "cls", "", "", MOST), device="cpu", precision=precision)
+    before = weights_of(model)
+    settings = LoopSettings(batch=16, lr=3e-3, eval_every=10)
+    stages = [Stage(SimbertObjective([some_pairs(32)]), 30)]
+    state = train(model, stages, settings, RunFolder(tmp_path / "run", {}), None, NoProgress())
+    losses = [point.loss for point in state.curve]
+    assert losses[-1] < losses[0] - 0.3
+    after = weights_of(model)
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert {"cls.predictions.bias", "cls.predictions.transform.dense.weight"} <= changed
+    assert "bert.embeddings.word_embeddings.weight" not in after  # frozen
+    (tmp_path / "model").mkdir()
+    assert model.save(tmp_path / "model") == ["Transformer", "Pooling"]
+    again = load(tmp_path / "model")
+    assert all(torch.equal(again.network.state_dict()[name], tensor) for name, tensor in after.items())

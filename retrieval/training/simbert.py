@@ -71,5 +71,5 @@ class SimbertObjective(InBatchObjective):
         kept = distinct(pairs.first, pairs.second, rows)
         inputs = model.unilm.inputs([pairs.first[row] for row in kept], [pairs.second[row] for row in kept])
         with model.autocast():
-            vectors, written = model.unilm(inputs)
+            vectors, written = model.unilm.forward(inputs)
         return losses.in_batch_softmax(vectors, self._scale) + written

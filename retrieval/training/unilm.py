@@ -176,9 +176,9 @@ class UnilmModel(torch.nn.Module):
         return logits
 
     def save(self, folder: Path) -> list[str]:
-        """Write a sentence-transformers folder whose weights hold the head too; the kinds of its modules.
+        """Write a sentence-transformers folder, head included, into an empty one; the kinds of its modules.
 
-        `SentenceTransformer(folder)` and every encoder here read the body alone, UnilmModel all of it. `folder` is empty.
+        `SentenceTransformer(folder)` and every encoder here read the body alone, UnilmModel all of it.
         """
         kinds = export_folder(self.encoder, None, folder, raw=True)
         with quiet_transformers():
