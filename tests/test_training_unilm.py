@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,14 @@ from torch.nn import functional
 from retrieval.encoders.base import EncoderSettings
 from retrieval.encoders.transformer import TransformerEncoder
 from retrieval.errors import EncoderError, UsageError
+from retrieval.training.checkpoints import RunFolder
+from retrieval.training.choice import weights_of
+from retrieval.training.examples import TextPairs
 from retrieval.training.generate import Paraphrase, _draw, generate
-from retrieval.training.unilm import UnilmModel, additive_mask, pairs_to_inputs, seq2seq_loss, unilm_mask
+from retrieval.training.loop import LoopSettings, Stage, train
+from retrieval.training.simbert import SimbertObjective, WritingEncoder
+from retrieval.training.unilm import UnilmModel, additive_mask, seq2seq_loss, unilm_mask
+from retrieval.types import NoProgress
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 MOST = 16
@@ -85,7 +90,7 @@ def test_padding_on_the_left_is_hidden_too() -> None:
 
 
 def test_pairs_stand_in_both_orders_with_their_segments(model: UnilmModel) -> None:
-    inputs = pairs_to_inputs(model.encoder.tokenizer, ["一丁", "七"], ["丂", "丄"], MOST)
+    inputs = model.inputs(["一丁", "七"], ["丂", "丄"])
     a, b, c, d, e = (len(SPECIAL) + CHARACTERS.index(character) for character in "一丁丂七丄")
     assert inputs["input_ids"].tolist() == [
         [CLS, a, b, SEP, c, SEP],
@@ -102,8 +107,8 @@ def test_pairs_stand_in_both_orders_with_their_segments(model: UnilmModel) -> No
     assert inputs["attention_mask"].tolist() == [[1] * 6, [1] * 6, [1] * 5 + [0], [1] * 5 + [0]]
 
 
-def test_each_text_is_cut_off_at_max_length(model: UnilmModel) -> None:
-    inputs = pairs_to_inputs(model.encoder.tokenizer, ["一" * 40], ["丁" * 40], 5)
+def test_each_text_is_cut_off_at_max_length(headed: Path) -> None:
+    inputs = load(headed, 5).inputs(["一" * 40], ["丁" * 40])
     one, other = len(SPECIAL), len(SPECIAL) + 1
     assert inputs["input_ids"][0].tolist() == [CLS, one, one, one, SEP, other, other, other, SEP]
 
@@ -212,13 +217,10 @@ def test_loss_of_the_model_is_the_plain_one(model: UnilmModel) -> None:
 
 
 def in_batch(vectors: Tensor, scale: float = 30.0) -> Tensor:
-    """SimBERT's softmax, row by row: the partner of row 2i is 2i + 1, and a row is not compared with itself."""
-    losses = []
-    for row in range(len(vectors)):
-        others = [other for other in range(len(vectors)) if other != row]
-        cosines = torch.stack([functional.cosine_similarity(vectors[row], vectors[other], dim=0) for other in others])
-        losses.append(-(scale * cosines).log_softmax(dim=0)[others.index(row ^ 1)])
-    return torch.stack(losses).mean()
+    """SimBERT's softmax: the partner of row 2i is 2i + 1, and a row is not compared with itself."""
+    unit = functional.normalize(vectors, dim=-1)
+    scores = (scale * unit @ unit.T).masked_fill(torch.eye(len(unit), dtype=torch.bool), -torch.inf)
+    return functional.cross_entropy(scores, torch.arange(len(unit)) ^ 1)
 
 
 def test_gradients_are_those_of_finite_differences(headed: Path) -> None:
@@ -268,6 +270,22 @@ def test_training_moves_what_the_encoder_encodes_with(headed: Path) -> None:
     assert np.abs(model.encoder.encode(FIRST) - before).max() > 1e-3
 
 
+def test_what_is_frozen_in_the_encoder_stays_frozen_and_the_head_follows(headed: Path) -> None:
+    encoder = TransformerEncoder(headed, EncoderSettings("tiny", "cls", "", "", MOST), "cpu")
+    encoder.model.get_input_embeddings().weight.requires_grad_(False)
+    frozen = {name for name, value in UnilmModel(encoder).network.named_parameters() if not value.requires_grad}
+    assert frozen == {"bert.embeddings.word_embeddings.weight"}  # the head's is the very same
+
+
+def test_weights_that_the_encoder_was_given_since_it_was_loaded_are_kept(headed: Path) -> None:
+    encoder = TransformerEncoder(headed, EncoderSettings("tiny", "cls", "", "", MOST), "cpu")
+    with torch.no_grad():
+        encoder.model.embeddings.token_type_embeddings.weight += 1
+        encoder.model.encoder.layer[1].output.dense.weight *= 2
+    vectors = encoder.encode(FIRST)
+    assert np.array_equal(UnilmModel(encoder).encoder.encode(FIRST), vectors)
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_model_without_a_head_is_told(kind: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / kind, kind)
@@ -292,6 +310,13 @@ def test_lengths_and_poolings_that_do_not_go_are_told(headed: Path) -> None:
     assert load(headed, 32).states(load(headed, 32).inputs(["一" * 50], ["丁" * 50])).shape == (2, 63, HIDDEN)
     with pytest.raises(UsageError, match=r"pooling 'last-avg': .* --pool cls"):
         UnilmModel(TransformerEncoder(headed, EncoderSettings("tiny", "last-avg", "", "", MOST), "cpu"))
+    with pytest.raises(UsageError, match="the prompt 'text: ' would stand in paraphrases too: leave out --generate"):
+        UnilmModel(TransformerEncoder(headed, EncoderSettings("tiny", "cls", "", "text: ", MOST), "cpu"))
+
+
+def test_half_a_character_is_told(model: UnilmModel) -> None:
+    with pytest.raises(UsageError, match="half a surrogate pair"):
+        generate(model, ["一\ud800"])
 
 
 def test_a_saved_folder_is_one_of_sentence_transformers_and_keeps_the_head(model: UnilmModel, tmp_path: Path) -> None:
@@ -366,6 +391,16 @@ def test_paraphrases_hang_on_seed_and_text_alone(model: UnilmModel) -> None:
     assert generate(model, [], 5) == []
 
 
+def test_an_empty_text_has_no_paraphrases_and_counts_all_the_same(model: UnilmModel) -> None:
+    done: list[int] = []
+    found = generate(
+        model, ["", *random_texts(2, longest=8), " "], 3, samples=100, temperature=3.0, on_batch=done.append
+    )
+    assert found[0] == found[3] == []
+    assert any(found[1:3])
+    assert sum(done) == 4
+
+
 def test_paraphrases_are_distinct_others_and_ranked_by_cosine(model: UnilmModel) -> None:
     texts = random_texts(5, longest=8)
     found = generate(model, texts, 6, samples=60, temperature=3.0)
@@ -397,32 +432,33 @@ def test_numbers_out_of_range_are_told(model: UnilmModel, asked: dict[str, Any],
         generate(model, FIRST, **asked)
 
 
+def in_batch_accuracy(vectors: Tensor) -> float:
+    """How many of the rows 2i and 2i + 1 have each other as the nearest of all."""
+    unit = functional.normalize(vectors.detach(), dim=-1)
+    nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(dim=1)
+    return float((nearest == torch.arange(len(unit)) ^ 1).float().mean())
+
+
 def test_a_tiny_model_learns_64_pairs_and_then_writes_the_partners(tmp_path: Path) -> None:
-    model = load(add_head(make_tiny_model(tmp_path / "learner"), 0.05))
+    model = load(add_head(make_tiny_model(tmp_path / "learner"), 0.1))
     texts = random_texts(128, seed=3, longest=8)
     first, second = texts[:64], texts[64:]
     inputs = model.inputs(first, second)
-    adam = torch.optim.Adam(model.parameters(), lr=3e-3)
-    start = copy.deepcopy(model.network.state_dict())
-    steps = 250
+    vectors, loss = model(inputs)
+    assert in_batch_accuracy(vectors) < 0.2
+    assert loss.item() > 6  # of about 900 tokens: log 900 = 6.8
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    steps = 150
     schedule = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.1, total_iters=steps)
-    itself = torch.eye(128, dtype=torch.bool)
-    partners = torch.arange(128) ^ 1
     for _ in range(steps):  # dropout is off: what is asked is whether the objective can be learnt
         vectors, loss = model(inputs)
-        unit = functional.normalize(vectors, dim=-1)
-        similar = functional.cross_entropy((30 * unit @ unit.T).masked_fill(itself, -torch.inf), partners)
         adam.zero_grad()
-        (similar + loss).backward()
+        (in_batch(vectors) + loss).backward()
         adam.step()
         schedule.step()
-    assert any(not torch.equal(tensor, start[name]) for name, tensor in model.network.state_dict().items())
-    with torch.inference_mode():
-        vectors, loss = model(inputs)
-        unit = functional.normalize(vectors, dim=-1)
-        nearest = (unit @ unit.T).masked_fill(itself, -torch.inf).argmax(dim=1)
-    assert torch.equal(nearest, partners)  # in-batch accuracy 1
-    assert float(loss) < 0.1
+    vectors, loss = model(inputs)
+    assert in_batch_accuracy(vectors) == 1
+    assert loss.item() < 0.1
 
     model.save(tmp_path / "saved")
     again = UnilmModel(TransformerEncoder(tmp_path / "saved", EncoderSettings("saved", "", "", "", 0), "cpu"))
@@ -432,3 +468,38 @@ def test_a_tiny_model_learns_64_pairs_and_then_writes_the_partners(tmp_path: Pat
     warm = generate(again, first, 3, temperature=0.5, seed=1)
     assert sum(want in [one.text for one in row] for row, want in zip(warm, second, strict=True)) >= 60
     assert all(isinstance(one, Paraphrase) for row in warm for one in row)
+
+
+def some_pairs(count: int) -> TextPairs:
+    texts = random_texts(2 * count, seed=5, longest=8)
+    return TextPairs("made", "", texts[:count], texts[count:], np.ones(count))
+
+
+def test_simbert_is_the_sum_of_both_losses_and_leaves_out_pairs_of_a_text_seen_before(headed: Path) -> None:
+    model = WritingEncoder(EncoderSettings(str(headed), "cls", "", "", 0), device="cpu", precision="float32")
+    assert model.encoder.settings.max_length == POSITIONS // 2  # two of them fit
+    pairs = some_pairs(4)
+    pairs.first[3] = pairs.second[1]
+    loss = SimbertObjective([pairs], scale=10.0).loss(model, 0, np.array([2, 1, 0, 3]))
+    kept = [[side[row] for row in (2, 1, 0)] for side in (pairs.first, pairs.second)]
+    vectors, written = model.unilm(model.unilm.inputs(*kept))
+    assert loss.item() == pytest.approx((in_batch(vectors, 10.0) + written).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_loop_trains_the_head_too_and_the_folder_keeps_it(headed: Path, tmp_path: Path, precision: str) -> None:
+    model = WritingEncoder(EncoderSettings(str(headed), "cls", "", "", MOST), device="cpu", precision=precision)
+    before = weights_of(model)
+    settings = LoopSettings(batch=16, lr=3e-3, eval_every=10)
+    stages = [Stage(SimbertObjective([some_pairs(32)]), 30)]
+    state = train(model, stages, settings, RunFolder(tmp_path / "run", {}), None, NoProgress())
+    losses = [point.loss for point in state.curve]
+    assert losses[-1] < losses[0] - 0.3
+    after = weights_of(model)
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert {"cls.predictions.bias", "cls.predictions.transform.dense.weight"} <= changed
+    assert "bert.embeddings.word_embeddings.weight" not in after  # frozen
+    (tmp_path / "model").mkdir()
+    assert model.save(tmp_path / "model") == ["Transformer", "Pooling"]
+    again = load(tmp_path / "model")
+    assert all(torch.equal(again.network.state_dict()[name], tensor) for name, tensor in after.items())

@@ -25,6 +25,7 @@ _ROWS, _GPU_ROWS = 256, 2048
 """Texts that are written at once: 2,048 rows of logits over 21,128 tokens take 165 MiB."""
 _SAMPLES_A_PARAPHRASE = 5
 _FIRST_TOKENS = 64
+_MARKS = 2  # [CLS] and [SEP]
 # Between tokens a tokenizer writes a space, which Chinese and Japanese do not have.
 _WIDE = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff‘-‟…—]"
 _SPACE = re.compile(rf"(?<={_WIDE}) | (?={_WIDE})")
@@ -48,7 +49,7 @@ def generate(
     seed: int = 0,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[list[Paraphrase]]:
-    """Paraphrases of each text, the nearest first.
+    """Paraphrases of each text, the nearest first; none of a text without a token.
 
     Parameters
     ----------
@@ -68,15 +69,15 @@ def generate(
     samples = samples or _SAMPLES_A_PARAPHRASE * count
     _check(count, samples, top_p, temperature, seed)
     encoder = model.encoder
-    asked = [text.lower() for text in texts] if encoder.lower_case else texts
     limit = encoder.settings.max_length
-    tokens = encoder.tokenizer(list(asked), truncation=True, max_length=limit)["input_ids"] if texts else []
+    tokens = encoder.tokenize(texts, "document")["input_ids"] if texts else []
     rows = _GPU_ROWS if model.network.device.type == "cuda" else _ROWS
     found: list[list[Paraphrase]] = [[] for _ in texts]
+    known = [place for place, ids in enumerate(tokens) if len(ids) > _MARKS]
     training = model.training
     model.eval()
     try:
-        for places in _equal_lengths([len(ids) for ids in tokens], max(1, rows // samples)):
+        for places in _equal_lengths(tokens, known, max(1, rows // samples)):
             draws = [np.random.default_rng([seed, *texts[place].encode()]) for place in places]
             uniforms = np.stack([draw.random((samples, limit - 1), dtype=np.float32) for draw in draws])
             sources = torch.tensor([tokens[place] for place in places], device=model.network.device)
@@ -87,6 +88,8 @@ def generate(
                 found[place] = _ranked(model, texts[place], others)[:count]
             if on_batch is not None:
                 on_batch(len(places))
+        if on_batch is not None and len(known) < len(texts):
+            on_batch(len(texts) - len(known))
     finally:
         model.train(training)
     return found
@@ -104,12 +107,15 @@ def _check(count: int, samples: int, top_p: float, temperature: float, seed: int
         raise UsageError(f"seed {seed}: expected 0 or more")
 
 
-def _equal_lengths(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Places of texts of one length, so that a batch has no padding, at most so many at once."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for _, group in itertools.groupby(order, key=lengths.__getitem__):
-        places = list(group)
-        yield from (places[start : start + most] for start in range(0, len(places), most))
+def _equal_lengths(tokens: Sequence[Sequence[int]], places: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Places of texts with as many tokens, so that a batch has no padding, at most so many at once."""
+
+    def length(place: int) -> int:
+        return len(tokens[place])
+
+    for _, group in itertools.groupby(sorted(places, key=length), key=length):
+        equal = list(group)
+        yield from (equal[start : start + most] for start in range(0, len(equal), most))
 
 
 @torch.inference_mode()

@@ -76,36 +76,28 @@ def seq2seq_loss(states: Tensor, ids: Tensor, segments: Tensor, head: Callable[[
     return functional.cross_entropy(head(states[:, :-1][predicted]), ids[:, 1:][predicted])
 
 
-def pairs_to_inputs(tokenizer: Any, first: Sequence[str], second: Sequence[str], max_length: int) -> dict[str, Tensor]:
-    """Each pair in both orders, [a b] in row 2i and [b a] in row 2i + 1.
+def pairs_to_inputs(tokens: Sequence[Sequence[int]], padding: int) -> dict[str, Tensor]:
+    """Each pair in both orders, [a b] and [b a].
 
     Parameters
     ----------
-    first, second : P texts each.
-    max_length : tokens of one text, [CLS] and [SEP] included; what is beyond is cut off. An input has up to
-        2 max_length - 1.
+    tokens : of 2P texts, [CLS] and [SEP] included; texts 2i and 2i + 1 are a pair.
+    padding : the number of the token [PAD].
 
     Returns
     -------
-    input_ids, token_type_ids and attention_mask, int64, shape (2P, T)
+    input_ids, token_type_ids and attention_mask, int64, shape (2P, T); row i begins with text i.
     """
-    if len(first) != len(second):
-        raise UsageError(f"{len(first)} and {len(second)} texts are no pairs: expected as many of each")
-    texts = [text for pair in zip(first, second, strict=True) for text in pair]
-    tokens = tokenizer(texts, truncation=True, max_length=max_length, padding=False)["input_ids"]
-    rows = [(tokens[row], tokens[row ^ 1][1:]) for row in range(len(tokens))]  # b without [CLS]
-    width = max((len(a) + len(b) for a, b in rows), default=0)
-    inputs = {
-        "input_ids": torch.full((len(rows), width), tokenizer.pad_token_id),
-        "token_type_ids": torch.zeros((len(rows), width), dtype=torch.int64),
-        "attention_mask": torch.zeros((len(rows), width), dtype=torch.int64),
-    }
+    rows = [(list(ids), list(tokens[row ^ 1][1:])) for row, ids in enumerate(tokens)]  # b without [CLS]
+    shape = len(rows), max((len(a) + len(b) for a, b in rows), default=0)
+    ids = torch.full(shape, padding)
+    segments, attention = torch.zeros((2, *shape), dtype=torch.int64)
     for row, (a, b) in enumerate(rows):
         whole = len(a) + len(b)
-        inputs["input_ids"][row, :whole] = torch.tensor(a + b)
-        inputs["token_type_ids"][row, len(a) : whole] = 1
-        inputs["attention_mask"][row, :whole] = 1
-    return inputs
+        ids[row, :whole] = torch.tensor(a + b)
+        segments[row, len(a) : whole] = 1
+        attention[row, :whole] = 1
+    return {"input_ids": ids, "token_type_ids": segments, "attention_mask": attention}
 
 
 class UnilmModel(torch.nn.Module):
@@ -121,49 +113,44 @@ class UnilmModel(torch.nn.Module):
     EncoderError
         The checkpoint is no BERT, or has no language-model head.
     UsageError
-        Another pooling, or a pair of texts of the encoder's max length is longer than the model's positions.
+        Another pooling, a prompt, or a max length of which two are more than the model's positions.
     """
 
     def __init__(self, encoder: TransformerEncoder) -> None:
         super().__init__()
-        if encoder.poolings != ("cls",):
-            raise UsageError(
-                f"pooling {encoder.settings.pooling!r}: SimBERT's vectors are those of cls; use --pool cls"
-            )
         with quiet_transformers():
-            config = load_config(encoder.base, False)
-            if config.model_type != _MODEL_TYPE or config.type_vocab_size < 2:
-                raise EncoderError(
-                    f"{encoder.settings.source} is a {config.model_type} with {getattr(config, 'type_vocab_size', 0)} "
-                    f"segments, expected a {_MODEL_TYPE} with 2: {_ALONE}"
-                )
+            _check(encoder, load_config(encoder.base, False))
             network = load_language_model(encoder.base, encoder.model.dtype)
         if network is None:
             raise EncoderError(
                 f"{encoder.settings.source} has no language-model head (cls.predictions in its weights): {_ALONE}"
             )
-        most = (int(config.max_position_embeddings) + 1) // 2
-        if encoder.settings.max_length > most:
-            raise UsageError(
-                f"max length {encoder.settings.max_length}: two such texts are more than the "
-                f"{config.max_position_embeddings} tokens that {encoder.settings.source} takes; expected at most {most}"
-            )
         self.network = network.to(encoder.model.device)
+        self.network.base_model.load_state_dict(encoder.model.state_dict())
+        trained = dict(encoder.model.named_parameters())
+        for name, value in self.network.base_model.named_parameters():
+            value.requires_grad_(trained[name].requires_grad)  # what was frozen stays so
         self.encoder = encoder
         encoder.model = self.network.base_model
         self.train(False)
 
     def inputs(self, first: Sequence[str], second: Sequence[str]) -> dict[str, Tensor]:
-        """See pairs_to_inputs; on the model's device."""
-        if self.encoder.lower_case:
-            first, second = [text.lower() for text in first], [text.lower() for text in second]
-        made = pairs_to_inputs(self.encoder.tokenizer, first, second, self.encoder.settings.max_length)
+        """Pair i as rows 2i, [a b], and 2i + 1, [b a], on the model's device; see pairs_to_inputs.
+
+        A text beyond the encoder's max length is cut off there, so that an input has up to twice as many tokens less 1.
+        """
+        if len(first) != len(second):
+            raise UsageError(f"{len(first)} and {len(second)} texts are no pairs: expected as many of each")
+        texts = [text for pair in zip(first, second, strict=True) for text in pair]
+        tokens = self.encoder.tokenize(texts, "document")["input_ids"] if texts else []
+        made = pairs_to_inputs(tokens, self.encoder.tokenizer.pad_token_id)
         return {name: tensor.to(self.network.device) for name, tensor in made.items()}
 
     def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The state of [CLS] of each input, shape (B, H), and the sequence-to-sequence loss, a scalar."""
+        """The vector of each input's first text, shape (B, d), and the sequence-to-sequence loss, a scalar."""
         states = self.states(inputs)
-        return states[:, 0], seq2seq_loss(states, inputs["input_ids"], inputs["token_type_ids"], self.network.cls)
+        vectors = self.encoder.steps(states[:, 0])
+        return vectors, seq2seq_loss(states, inputs["input_ids"], inputs["token_type_ids"], self.network.cls)
 
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Of every token under the UniLM mask, shape (B, T, H)."""
@@ -188,15 +175,42 @@ class UnilmModel(torch.nn.Module):
         logits: Tensor = self.network.cls(output.last_hidden_state[:, -1])
         return logits
 
-    def save(self, folder: Path) -> None:
-        """Write a sentence-transformers folder whose weights hold the head too; `folder` is empty.
+    def save(self, folder: Path) -> list[str]:
+        """Write a sentence-transformers folder, head included, into an empty one; the kinds of its modules.
 
         `SentenceTransformer(folder)` and every encoder here read the body alone, UnilmModel all of it.
         """
-        export_folder(self.encoder, None, folder, raw=True)
+        kinds = export_folder(self.encoder, None, folder, raw=True)
         with quiet_transformers():
             self.network.save_pretrained(folder)
         make_readable(folder / "model.safetensors")
+        return kinds
+
+
+def _check(encoder: TransformerEncoder, config: Any) -> None:
+    """Whether the objective can be had of the encoder."""
+    settings = encoder.settings
+    if encoder.poolings != ("cls",):
+        raise UsageError(f"pooling {settings.pooling!r}: SimBERT's vectors are those of [CLS]; give --pool cls")
+    if settings.document_prompt:
+        raise UsageError(f"the prompt {settings.document_prompt!r} would stand in paraphrases too: {_ALONE}")
+    segments = int(getattr(config, "type_vocab_size", 0))
+    if config.model_type != _MODEL_TYPE or segments < 2:
+        raise EncoderError(
+            f"{settings.source} is a {config.model_type} with {segments} kinds of segments, "
+            f"expected a {_MODEL_TYPE} with 2: {_ALONE}"
+        )
+    most = most_tokens(config)
+    if settings.max_length > most:
+        raise UsageError(
+            f"max length {settings.max_length}: two such texts are more than the {config.max_position_embeddings} "
+            f"tokens that {settings.source} takes; expected at most {most}"
+        )
+
+
+def most_tokens(config: Any) -> int:
+    """The longest text, in tokens, of which two are no more than the model's positions."""
+    return (int(config.max_position_embeddings) + 1) // 2
 
 
 def _cache_argument(body: Any) -> str:
