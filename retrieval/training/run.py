@@ -109,21 +109,20 @@ def run(
         about = {"settings": settings, "start": begun, "data": list(material.files)}
         folder, before = RunFolder(working, about), weights_of(model)
         diverged: DivergedError | None = None
-        dev = material.dev.sampled(seed=loop.seed) if material.dev.pairs else None
+        dev = material.dev.sampled(seed=loop.seed)
+        scores = partial(dev.scores, model) if dev.pairs else None
         try:
-            state = train(
-                model, material.stages(model), loop, folder, partial(dev.scores, model) if dev else None, progress
-            )
+            state = train(model, material.stages(model), loop, folder, scores, progress)
         except DivergedError as error:
             state, diverged = error.state, error
             if state.best is None:
                 raise
             state.stopped = str(error)
-        kept = _kept(model, before, folder, state, material.dev, choosing, progress)
+        kept = _kept(model, before, folder, state, dev, choosing, progress)
         written = working / "model"
         with replaced_folder(written) as building:
             model.save(building)
-        measured = _Measured(model.encoder.settings, start.device, written, material, progress)
+        measured = _Measured(model.encoder.settings, start.device, written, replace(material, dev=dev), progress)
         del model, before
         record = Record(
             output.name,
@@ -136,7 +135,7 @@ def run(
             kept.words,
             {f"{blend:g}": scores for blend, scores in kept.blends.items()},
             round(state.seconds, 1),
-            measured.advice() if choosing.advise and material.dev.pairs else None,
+            measured.advice() if choosing.advise and dev.pairs else None,
             measured.tests(),
             _machine(),
         )
