@@ -20,7 +20,7 @@ from retrieval.training.batches import MIXES, Batch, plan
 from retrieval.training.checkpoints import Point, RunFolder, State, Tensors
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import Objective
-from retrieval.types import Advance, Progress
+from retrieval.types import Progress
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _SHOWN_ROWS = 5
@@ -154,12 +154,14 @@ class _StageRun:
             self._restore(tensors)
         self._model.model.train()
         name = f"training, {self._stage.objective.name}"
-        with self._progress.stage(name, "steps", steps, min(state.step, steps)) as advance:
+        each = self._settings.batch * self._settings.accumulate
+        with self._progress.stage(name, "examples", steps * each, min(state.step, steps) * each) as advance:
             while state.step < steps and not self._is_stale():
-                self._step(advance)
+                self._step()
+                advance(each)
         self._model.model.eval()
 
-    def _step(self, advance: Advance) -> None:
+    def _step(self) -> None:
         state, settings, started = self._state, self._settings, time.monotonic()
         torch.manual_seed((settings.seed * 1009 + state.stage) * 1_000_003 + state.step)
         for group in self._optimiser.param_groups:
@@ -180,7 +182,6 @@ class _StageRun:
             self._measure()
         elif time.monotonic() - self._saved > _SECONDS_BETWEEN_CHECKPOINTS:
             self._save()
-        advance(1)
 
     def _measure(self) -> None:
         """A point of the curve, and a checkpoint."""
