@@ -7,7 +7,8 @@ RetrError
 ├── TransformError        a transform cannot be fitted or applied
 │   └── DimensionError    vectors of one dimension where another is needed
 ├── IndexFolderError      an index folder cannot be read or written
-└── BuildError            a build cannot go on
+├── BuildError            a build cannot go on
+└── TrainingError         a training run cannot go on
 """
 
 
@@ -41,3 +42,7 @@ class IndexFolderError(RetrError):
 
 class BuildError(RetrError):
     """A build cannot go on; what was finished is kept."""
+
+
+class TrainingError(RetrError):
+    """A training run cannot go on; what was good is kept."""

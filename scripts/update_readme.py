@@ -117,6 +117,14 @@ WORDS: dict[str, dict[str, Any]] = {
             "items have an MRR@{k} of {best_mrr:.3f} ({uncut_mrr:.3f} uncut); at {least}, {least_best} keeps "
             "{least_recall:.1%}, with {least_mrr:.3f}."
         ),
+        "train": (
+            "Training with CoSENT, {batch} pairs a batch, {precision}, word embeddings {frozen}: {steps} steps on "
+            "{pairs} from the default model, beside SentenceTransformerTrainer on the same pairs (medians of {repeats} "
+            "with their range, in turn in one process; Spearman x 100 on {held_out:,} pairs held out, {before:.2f} "
+            "before; {where}; `{command}`). retr is {ratio:.2f} times as fast ({low:.2f} to {high:.2f}):"
+        ),
+        "train_frozen": {"words": "frozen", "none": "trained too"},
+        "train_head": ("", "texts/s", "mean loss", "Spearman after"),
         "fronts": ("Recall against the time of a query", "Recall against bytes a document"),
     },
     "README.zh.md": {
@@ -210,6 +218,14 @@ WORDS: dict[str, dict[str, Any]] = {
             "已知项的 MRR@{k} 为 {best_mrr:.3f}（未降维 {uncut_mrr:.3f}）；"
             "降到 {least} 维，{least_best} 保住 {least_recall:.1%}，MRR 为 {least_mrr:.3f}。"
         ),
+        "train": (
+            "CoSENT 训练，每批 {batch} 对，{precision}，词向量{frozen}：从默认模型出发，在 {pairs} 上训练 {steps} 步，"
+            "与 SentenceTransformerTrainer 用同样的句对相比（同一进程里轮流做，取 {repeats} 次的中位数和范围；"
+            "Spearman x 100 在留出的 {held_out:,} 对上测，训练前 {before:.2f}；{where}；`{command}`）。"
+            "retr 的速度是对照的 {ratio:.2f} 倍（{low:.2f} 到 {high:.2f}）："
+        ),
+        "train_frozen": {"words": "不变", "none": "也训练"},
+        "train_head": ("", "条/秒", "平均损失", "训练后 Spearman"),
         "fronts": ("召回率与单条查询的时间", "召回率与每个文档的字节数"),
     },
 }
@@ -244,7 +260,13 @@ def figures(readme: str) -> str:
         command=command,
     )
     parts = [[*lines, "", whole], _encode_table(words), _query_table(words), *_search_tables(words)]
-    extra = {"whiten": _whiten_table, "quality": _quality_table, "retrieval": _known_table, "dims": _dims_table}
+    extra = {
+        "whiten": _whiten_table,
+        "train": _train_table,
+        "quality": _quality_table,
+        "retrieval": _known_table,
+        "dims": _dims_table,
+    }
     parts += [table(words) for name, table in extra.items() if (RESULTS / f"{name}.json").exists()]
     parts += [[image] for image in _fronts(words)]
     return "\n\n".join("\n".join(part) for part in parts)
@@ -408,6 +430,34 @@ def _whiten_table(words: dict[str, Any]) -> list[str]:
         else:
             cells += [f"{row['seconds']['median']:.1f}", f"{row['ratio']['median']:.2f}", f"{row['extra_mib']:,.0f}"]
             cells += [_loss(row["loss"], mean, words["whiten_fails"]) for mean in means]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _train_table(words: dict[str, Any]) -> list[str]:
+    result = _result("train")
+    ratio = result["times_faster_than_peer"]
+    command = f"python benchmarks/bench_train.py --data data --pairs {result['source']}"
+    command += f" --steps {result['steps']} --repeats {result['repeats']} --precision {result['precision']}"
+    about = {
+        **result,
+        "frozen": words["train_frozen"][result["frozen"]],
+        "before": result["spearman_before"],
+        "ratio": ratio["median"],
+        "low": ratio["min"],
+        "high": ratio["max"],
+        "where": _where(result),
+        "command": command + ("" if result["frozen"] == "words" else " --train-words"),
+    }
+    lines = [words["train"].format(**about), "", *_head(words["train_head"])]
+    for side, row in result["sides"].items():
+        rate = row["texts_per_second"]
+        cells = [
+            side,
+            f"{rate['median']:.0f} ({rate['min']:.0f} to {rate['max']:.0f})",
+            f"{row['loss']['median']:.2f}",
+            f"{row['spearman']:.2f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -139,7 +139,7 @@ def test_a_gpu_is_given_larger_batches(
         return torch.zeros(len(batch["input_ids"]), HIDDEN)
 
     monkeypatch.setattr(encoder, "_device", torch.device(device))
-    monkeypatch.setattr(encoder, "_forward", forward)
+    monkeypatch.setattr(encoder, "forward", forward)
     encoder.encode(["a b c d e f"] * (GPU_BATCH_TOKENS // 8 + 1))  # 6 words and 2 special tokens: 8
     assert shapes[0] == (tokens // 8, 8)
     assert sum(count for count, _ in shapes) == GPU_BATCH_TOKENS // 8 + 1
@@ -157,7 +157,7 @@ def test_what_is_done_around_the_model_stays_on_its_device(tiny_model: Path, poo
         return SimpleNamespace(hidden_states=states, last_hidden_state=states[-1], pooler_output=states[-1][:, 0])
 
     encoder.model = model
-    vectors = encoder._forward(encoder._tokenize(["a b", "c d e"], "document"), prompt_tokens=1)
+    vectors = encoder.forward(encoder.tokenize(["a b", "c d e"], "document"), prompt_tokens=1)
     assert (vectors.device.type, vectors.dtype, vectors.shape) == ("meta", torch.float32, (2, HIDDEN))
 
 

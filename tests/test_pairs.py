@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,9 +47,17 @@ def test_csv_jsonl_parquet_and_gz_hold_the_same_pairs(tmp_path: Path) -> None:
         assert list(zip(pairs.first, pairs.second, pairs.labels.tolist(), strict=True)) == rows, name
 
 
+def test_grades_may_stand_in_a_column_named_score(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("score\tsentence1\tsentence2\n\n2.5\t甲\t乙\n", encoding="utf-8")
+    pairs = read_pairs(tmp_path / "a.tsv")
+    assert (pairs.first, pairs.second, pairs.labels.tolist(), pairs.lines.tolist()) == (["甲"], ["乙"], [2.5], [3])
+    assert pairs.sha256 == hashlib.sha256((tmp_path / "a.tsv").read_bytes()).hexdigest()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.tsv", "score\t" + HEADER, "both a column 'score' and one 'label': which is meant"),
         ("a.tsv", HEADER + "甲\t乙\t1\n甲\t1\n", "a.tsv line 3: 2 columns, expected 3"),
         ("a.tsv", HEADER + "甲\t乙\tyes\n", "line 2: the label is 'yes', expected a number"),
         ("a.tsv", HEADER + "甲\t乙\tnan\n", "line 2: the label is 'nan', expected a number"),
@@ -63,7 +72,7 @@ def test_csv_jsonl_parquet_and_gz_hold_the_same_pairs(tmp_path: Path) -> None:
         ),
         ("a.tsv", "label\t" + HEADER, "more than one column 'label'"),
         ("a.csv", 'sentence1,sentence2,label\n"甲,乙,1\n', "a.csv line 2: the CSV row that begins here is broken"),
-        ("a.jsonl", '{"sentence1": "甲", "sentence2": "乙"}\n', "a.jsonl line 1 has no column 'label'"),
+        ("a.jsonl", '{"sentence1": "甲", "sentence2": "乙"}\n', "a.jsonl line 1 has no column 'label' or 'score'"),
         ("a.jsonl", '\n{"sentence1": 3, "sentence2": "乙", "label": 1}\n', "line 2: sentence1 is 3, expected a text"),
         ("a.jsonl", '{"sentence1": "甲", "sentence2": null, "label": 1}\n', "line 1: sentence2 is null"),
         ("a.jsonl", '{"sentence1": "\\ud800", "sentence2": "乙", "label": 1}\n', "line 1: sentence1 holds half"),

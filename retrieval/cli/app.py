@@ -18,6 +18,7 @@ from retrieval.cli.models import models
 from retrieval.cli.query import query
 from retrieval.cli.reproduce import reproduce
 from retrieval.cli.sweep import sweep
+from retrieval.cli.train import train
 from retrieval.cli.transform import transform
 
 app = typer.Typer(
@@ -53,3 +54,4 @@ for command in (index, query, add, delete, reindex, info, sweep, reproduce, mode
 app.command("eval")(evaluate)
 app.add_typer(transform, name="transform")
 app.add_typer(export, name="export")
+app.add_typer(train, name="train")

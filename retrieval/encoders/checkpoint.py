@@ -84,24 +84,61 @@ def load_tokenizer(folder: Path, trusted: bool) -> Any:
 
 def load_model(folder: Path, pooler: bool, dtype: torch.dtype, trusted: bool) -> Any:
     """The folder's model with all its weights; EncoderError where some are missing, or a pooler that is asked for."""
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
-        config._attn_implementation = None  # a name there would be fetched from the hub and run
+    config = load_config(folder, trusted)
+    with _told(folder):
         options = {}
         if "AutoModel" not in (getattr(config, "auto_map", None) or {}):
             model_class: Any = transformers.AutoModel._model_mapping[type(config)]
             # Without the argument a pooler that is missing is filled with random weights.
             if "add_pooling_layer" in inspect.signature(model_class).parameters:
                 options["add_pooling_layer"] = pooler
-        model, report = transformers.AutoModel.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told below, by name
-            **_sources(trusted),
-            **options,
-        )
+        model, report = _load_weights(transformers.AutoModel, folder, config, dtype, trusted, **options)
+    _check_shapes(folder, report)
+    missing = sorted(report["missing_keys"])
+    if pooler and (getattr(model, "pooler", None) is None or any(name.startswith("pooler.") for name in missing)):
+        raise EncoderError(f"{folder} has no pooler: choose another pooling than 'pooler'")
+    _check_whole(folder, [name for name in missing if not name.startswith("pooler.")])
+    return model
+
+
+def load_language_model(folder: Path, dtype: torch.dtype) -> Any | None:
+    """The folder's model under its masked-language-model head, as transformers names it; None where it has no head."""
+    config = load_config(folder, False)
+    config.is_decoder = False  # a causal mask would be laid over the caller's
+    with _told(folder):
+        model, report = _load_weights(transformers.AutoModelForMaskedLM, folder, config, dtype, False)
+    _check_shapes(folder, report)
+    missing = sorted(report["missing_keys"])
+    body = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    _check_whole(folder, body)
+    return None if missing else model
+
+
+def load_config(folder: Path, trusted: bool) -> Any:
+    """The folder's config.json, without the name of an attention, which would be fetched from the hub and run."""
+    with _told(folder):
+        config = transformers.AutoConfig.from_pretrained(folder, **_sources(trusted))
+    config._attn_implementation = None
+    return config
+
+
+def _load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype, trusted: bool, **options: Any) -> Any:
+    return auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are told by _check_shapes, by name
+        **_sources(trusted),
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What goes wrong while weights are loaded, as one line."""
+    try:
+        yield
     except pickle.UnpicklingError as error:
         raise not_only_tensors(folder, error) from error
     except SafetensorError as error:
@@ -111,21 +148,23 @@ def load_model(folder: Path, pooler: bool, dtype: torch.dtype, trusted: bool) ->
         ) from error
     except Exception as error:  # every model class has failures of its own
         raise EncoderError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+def _check_shapes(folder: Path, report: Any) -> None:
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
         raise EncoderError(
             f"{len(wrong)} of the weights in {folder} do not fit its config.json: {name} has shape {tuple(found)}, "
             f"expected {tuple(expected)}; restore the model's own config.json or weights"
         )
-    missing = sorted(report["missing_keys"])
-    if pooler and (getattr(model, "pooler", None) is None or any(name.startswith("pooler.") for name in missing)):
-        raise EncoderError(f"{folder} has no pooler: choose another pooling than 'pooler'")
-    if missing := [name for name in missing if not name.startswith("pooler.")]:
+
+
+def _check_whole(folder: Path, missing: list[str]) -> None:
+    if missing:
         raise EncoderError(
             f"{folder} lacks {len(missing)} of the model's tensors, {missing[0]} first: "
             f"the checkpoint is not whole, or its config.json is another model's"
         )
-    return model
 
 
 def check_vocabulary(folder: Path, tokenizer: Any, model: Any) -> None:

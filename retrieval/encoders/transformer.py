@@ -167,8 +167,8 @@ class TransformerEncoder:
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
         if not texts:
             return vectors
-        tokens = self._tokenize(texts, kind)
-        prompt_tokens = self._prompt_tokens(kind)
+        tokens = self.tokenize(texts, kind)
+        prompt_tokens = self.prompt_tokens(kind)
         lengths = np.array([len(ids) for ids in tokens["input_ids"]])
         known = np.flatnonzero(lengths > prompt_tokens)
         self.counts += EncoderCounts(without_vector=len(texts) - len(known))
@@ -176,7 +176,8 @@ class TransformerEncoder:
         for places in batches(lengths[known].tolist(), batch_tokens):
             rows = known[places]
             batch = {name: [values[row] for row in rows] for name, values in tokens.items()}
-            vectors[rows] = self._forward(batch, prompt_tokens).cpu().numpy()
+            with torch.inference_mode():
+                vectors[rows] = self.forward(batch, prompt_tokens).cpu().numpy()
             if on_batch is not None:
                 on_batch(len(rows))
         if on_batch is not None and len(known) < len(texts):
@@ -186,14 +187,15 @@ class TransformerEncoder:
     def _prompt(self, kind: TextKind) -> str:
         return self.settings.query_prompt if kind == "query" else self.settings.document_prompt
 
-    def _prompt_tokens(self, kind: TextKind) -> int:
+    def prompt_tokens(self, kind: TextKind) -> int:
         """How many tokens at the start of a text are the prompt's and do not count in the pooling."""
         if self._modules is None or self._modules.include_prompt or not self._prompt(kind):
             return 0
         ids = self.tokenizer(self._prompt(kind))["input_ids"]
         return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
 
-    def _tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
+    def tokenize(self, texts: Sequence[str], kind: TextKind) -> dict[str, list[list[int]]]:
+        """What the model is given of each text behind its prompt, by name, cut off at max_length."""
         prompt = self._prompt(kind)
         if self.lower_case:
             prompt, texts = prompt.lower(), [text.lower() for text in texts]
@@ -223,9 +225,8 @@ class TransformerEncoder:
         )
         return {name: encoded[name] for name in self.tokenizer.model_input_names if name in encoded}
 
-    @torch.inference_mode()
-    def _forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
-        """float32, shape (B, d), on the encoder's device."""
+    def forward(self, batch: dict[str, list[list[int]]], prompt_tokens: int) -> torch.Tensor:
+        """Tokens -> vectors: float32, shape (B, d), on the encoder's device; a gradient flows where one is wanted."""
         inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(self._device)
         output = self.model(**inputs, output_hidden_states=self.reads_every_state)
         states = output.hidden_states if self.reads_every_state else (output.last_hidden_state,)

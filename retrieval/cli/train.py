@@ -1,0 +1,297 @@
+"""`retr train sbert`, `simbert`, `simcse` and `cosent`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from retrieval.cli.options import DebugOption, JsonOption, QuietOption
+from retrieval.cli.output import TerminalProgress, print_json, print_line
+from retrieval.encoders.catalog import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from retrieval.training.loop import LoopSettings
+    from retrieval.training.material import Gathering, Make
+    from retrieval.training.run import Trained
+
+train = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+PairsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PAIRS...",
+        help="Labelled pairs: SET:SPLIT of the sets that retr eval knows, such as lcqmc:dev, or files with columns "
+        "sentence1, sentence2, label (.tsv, .csv, .jsonl, .parquet).",
+    ),
+]
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="Folder of the model; checkpoints lie in DIR.training until it is whole.", metavar="DIR"
+    ),
+]
+ModelOption = Annotated[str, typer.Option(help="What training begins from: a transformer, as for retr index.")]
+PoolOption = Annotated[str | None, typer.Option(help="Pooling. Default: the model's own.")]
+DevOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Labelled pairs by which the weights are chosen, beside the parts held out; may be repeated."),
+]
+HoldOutOption = Annotated[
+    float,
+    typer.Option(
+        help="Share of each source that is not trained on, and by which the weights are chosen; no sentence of it is "
+        "in the rest. 0: none."
+    ),
+]
+TestOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Labelled pairs on which the result is measured, once; their pairs are left out of training. May be "
+        "repeated.",
+    ),
+]
+DataOption = Annotated[Path | None, typer.Option(envvar="RETR_DATA", help="Folder of the data sets.", metavar="DIR")]
+StepsOption = Annotated[int | None, typer.Option(help="Steps, of each stage. Default: what --epochs comes to.")]
+EpochsOption = Annotated[float, typer.Option(help="Times that the examples are seen.")]
+BatchOption = Annotated[int, typer.Option(help="Pairs, triplets or texts a batch.")]
+AccumulateOption = Annotated[int, typer.Option(help="Batches a step.")]
+RateOption = Annotated[float, typer.Option("--lr", help="The highest learning rate.")]
+WarmupOption = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.")]
+ClipOption = Annotated[float, typer.Option(help="Largest norm of a gradient.")]
+MixOption = Annotated[
+    str, typer.Option(help="How often a source has its turn: by the root of its size (sqrt), by size, or even.")
+]
+EveryOption = Annotated[int, typer.Option(help="Steps between two measurements on the dev sets.")]
+PatienceOption = Annotated[int, typer.Option(help="Stop after so many measurements without a gain; 0: never.")]
+BlendOption = Annotated[
+    str,
+    typer.Option(
+        help="How far to go from the starting weights to the trained ones: above 0, up to 1, or auto, which takes of "
+        "1, .75, .5 and .25 what the dev sets like best.",
+        metavar="auto|SHARE",
+    ),
+]
+FreezeOption = Annotated[
+    str, typer.Option(help="words: the word embeddings stay as they are; none: everything is trained.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+PrecisionOption = Annotated[str, typer.Option(help="auto (bf16 where the processor has it), float32 or bf16.")]
+AdviseOption = Annotated[
+    bool, typer.Option(help="Sweep poolings and transforms on the dev sets afterwards, for the model card.")
+]
+SeedOption = Annotated[int, typer.Option(help="Of batches, dropout and the parts held out.")]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Forget a run that was broken off, and replace the model that stands there.")
+]
+
+
+@train.callback()
+def _about() -> None:
+    """Train an encoder, on labelled pairs or on plain texts, into a sentence-transformers folder.
+
+    A run that is broken off, even by a power cut, goes on with the same command and ends with the same weights.
+
+    Example: retr train cosent lcqmc:dev bq:dev --data DIR -o models/cosent --test lcqmc
+    """
+
+
+def _shared(
+    output: OutputOption,
+    model: ModelOption = DEFAULT_MODEL,
+    pool: PoolOption = None,
+    dev: DevOption = None,
+    hold_out: HoldOutOption = 0.1,
+    test: TestOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    epochs: EpochsOption = 1.0,
+    batch: BatchOption = 32,
+    accumulate: AccumulateOption = 1,
+    lr: RateOption = 2e-5,
+    warmup: WarmupOption = 0.1,
+    clip: ClipOption = 1.0,
+    mix: MixOption = "sqrt",
+    eval_every: EveryOption = 100,
+    patience: PatienceOption = 0,
+    blend: BlendOption = "auto",
+    freeze: FreezeOption = "words",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    advise: AdviseOption = True,
+    seed: SeedOption = 0,
+    fresh: FreshOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """The options of every objective, with their defaults."""
+
+
+def _command(*without: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with the function's own options and the shared ones, which it takes as `**options`.
+
+    Parameters
+    ----------
+    without : shared options that have no meaning for it.
+    defaults : of shared options, instead of theirs.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        shared = inspect.signature(_shared, eval_str=True).parameters.values()
+        parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters += [
+            each.replace(default=defaults.get(each.name, each.default)) for each in shared if each.name not in without
+        ]
+
+        @functools.wraps(function)
+        def command(**options: Any) -> None:
+            function(**options)
+
+        of_keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        command.__signature__ = inspect.Signature(of_keywords)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return train.command()(command)
+
+    return decorate
+
+
+@_command()
+def cosent(
+    sources: PairsArgument,
+    scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 20.0,
+    **options: Any,
+) -> None:
+    """Rank the cosines of pairs as their labels: CoSENT. For pairs with 0 and 1, or with grades.
+
+    A batch holds pairs of one source, so that sets whose labels mean different things can be trained on together.
+
+    Example: retr train cosent lcqmc:dev bq:dev afqmc:train --data DIR -o models/cosent --test lcqmc
+    """
+    from retrieval.training import material
+
+    objective = {"objective": "cosent", "scale": scale}
+    _train(options, objective, lambda found, loop: material.cosent(found, sources, scale))
+
+
+@_command("mix")
+def sbert(
+    stage: Annotated[
+        list[str],
+        typer.Option(
+            help="nli:FILE (premise, hypothesis, label), sts:FILE (pairs with 0 and 1, or with grades) or "
+            "triplets:FILE (anchor, positive, negative); repeated, one after the other.",
+            metavar="KIND:FILE",
+        ),
+    ],
+    margin: Annotated[float, typer.Option(help="Of triplets: how much nearer the positive has to be.")] = 1.0,
+    **options: Any,
+) -> None:
+    """SBERT: inference classes from (u, v, |u - v|), cosines that reproduce labels, or triplets; in stages.
+
+    Example: retr train sbert --stage nli:nli.tsv --stage sts:sts-b:train --data DIR -o models/sbert
+    """
+    from retrieval.training import material
+
+    objective = {"objective": "sbert", "stages": stage, "margin": margin}
+    _train(options, objective, lambda found, loop: material.sbert(found, stage, margin))
+
+
+@_command(batch=64)
+def simbert(
+    sources: PairsArgument,
+    scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 30.0,
+    **options: Any,
+) -> None:
+    """SimBERT: each text of a batch picks its partner, by cosine. For pairs that say the same; others are left out.
+
+    Example: retr train simbert lcqmc:dev --data DIR -o models/simbert
+    """
+    from retrieval.training import material
+
+    objective = {"objective": "simbert", "scale": scale}
+    _train(options, objective, lambda found, loop: material.simbert(found, sources, scale, loop.batch))
+
+
+@_command("hold_out", batch=64, lr=1e-5)
+def simcse(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="TEXTS...", help="Texts without labels: files as for retr index.")
+    ],
+    scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 20.0,
+    **options: Any,
+) -> None:
+    """SimCSE without labels: each text finds itself again, under another dropout, among those of the batch.
+
+    Without --dev the last weights are kept: there is nothing to choose others by.
+
+    Example: retr train simcse titles.txt -o models/simcse --dev lcqmc:dev --data DIR
+    """
+    from retrieval.training import material
+
+    objective = {"objective": "simcse", "scale": scale}
+    _train(options, objective, lambda found, loop: material.simcse(found, sources, scale, loop.batch))
+
+
+def _train(
+    given: dict[str, Any],
+    objective: dict[str, Any],
+    makes: Callable[[Gathering, LoopSettings], Sequence[tuple[Make, int]]],
+) -> None:
+    """Read the files, train, and say what came of it."""
+    from retrieval.encoders.load import resolve_settings
+    from retrieval.training.choice import check_blend
+    from retrieval.training.loop import LoopSettings
+    from retrieval.training.material import Gathering, Reading, stages_of
+    from retrieval.training.run import Choosing, Start, run
+
+    loop = LoopSettings(**{each.name: given[each.name] for each in fields(LoopSettings) if each.name in given})
+    choosing = Choosing(check_blend(given["blend"]), given["advise"])
+    start = Start(
+        resolve_settings(given["model"], pooling=given["pool"]), given["device"], given["precision"], given["freeze"]
+    )
+    progress = TerminalProgress(given["quiet"])
+    reading = Reading(given["dev"] or (), given["test"] or (), given.get("hold_out", 0.0), given["data"], given["seed"])
+    found = Gathering(reading)
+    stages = stages_of(makes(found, loop), loop, given["steps"], given["epochs"])
+    material = found.material(stages)
+    for note in material.notes:
+        progress.note(note)
+    objective |= {"steps": given["steps"], "epochs": given["epochs"]}
+    trained = run(
+        given["output"],
+        f"retr {shlex.join(sys.argv[1:])}",
+        start,
+        material,
+        loop,
+        objective,
+        choosing,
+        fresh=given["fresh"],
+        progress=progress,
+    )
+    (_print_json if given["as_json"] else _print)(trained)
+
+
+def _print_json(trained: Trained) -> None:
+    print_json({"path": str(trained.path), **asdict(trained.record)})
+
+
+def _print(trained: Trained) -> None:
+    record = trained.record
+    print_line(f"{trained.path}: trained in {record.seconds / 60:.1f} min. {record.chosen}")
+    for one in record.tests:
+        print_line(
+            f"{one.name}: Spearman {one.start:.2f} -> {one.trained:.2f}; {one.cut} {one.start_cut:.2f} -> "
+            f"{one.trained_cut:.2f}"
+        )
+    if record.advice is not None:
+        print_line(record.advice.sentence)
+    print_line(f"use it: retr index CORPUS --model {shlex.quote(str(trained.path))}")

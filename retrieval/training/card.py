@@ -1,0 +1,165 @@
+"""The model card: README.md and training.json, which say what a model was made from and how well it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrieval import __version__
+from retrieval.training.checkpoints import Point
+
+RECORD = "training.json"
+
+
+@dataclass(frozen=True)
+class TestScore:
+    """Spearman x 100 on a test set, before and after training; scored once."""
+
+    name: str
+    pairs: int
+    start: float
+    trained: float
+    cut: str
+    """The transform of the two figures beside."""
+    start_cut: float
+    trained_cut: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the dev sets say of poolings and transforms of the trained encoder: mean Spearman x 100."""
+
+    pooling: str
+    """Trained with."""
+    raw: float
+    best: tuple[str, str, float]
+    """Pooling, transform and mean, of all that were tried."""
+    by_transform: dict[str, float]
+    """With the pooling that was trained."""
+
+    @property
+    def sentence(self) -> str:
+        """Whether a transform helps."""
+        name, value = max(
+            ((name, value) for name, value in self.by_transform.items() if name != "none"), key=lambda each: each[1]
+        )
+        gain = value - self.raw
+        verdict = "helps" if gain > 0.5 else "helps a little" if gain > 0.1 else "does not help"
+        return (
+            f"A transform {verdict} this encoder: the best with {self.pooling}, {name}, comes to {value:.2f} on the "
+            f"dev sets, raw {self.raw:.2f} ({gain:+.2f}). Best of all poolings: {self.best[0]} with {self.best[1]}, "
+            f"{self.best[2]:.2f}."
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that the card says."""
+
+    name: str
+    command: str
+    """As it was typed."""
+    start: dict[str, Any]
+    """source, pooling, fingerprint and prompts of the model that training began from."""
+    settings: dict[str, Any]
+    data: Sequence[dict[str, Any]]
+    """name, role, rows and sha256 of each file."""
+    notes: Sequence[str]
+    curve: Sequence[Point]
+    chosen: str
+    """Which weights these are."""
+    blends: dict[str, dict[str, float]]
+    seconds: float
+    advice: Advice | None
+    tests: Sequence[TestScore]
+    machine: dict[str, Any]
+
+
+def write_card(folder: Path, record: Record) -> None:
+    """Add README.md and RECORD to a sentence-transformers folder."""
+    content = {"retr_version": __version__, **asdict(record)}
+    (folder / RECORD).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text("\n".join(_lines(record)) + "\n", encoding="utf-8")
+
+
+def _lines(record: Record) -> list[str]:
+    start, minutes = record.start, record.seconds / 60
+    lines = [
+        "---",
+        "library_name: sentence-transformers",
+        "pipeline_tag: sentence-similarity",
+        "tags: [sentence-transformers, sentence-similarity, feature-extraction]",
+        "---",
+        f"# {record.name}",
+        "",
+        f"{start['source']} ({start['pooling']}), trained by retr {__version__} in {minutes:.1f} minutes on "
+        f"{record.machine['cpu']}, {record.machine['threads']} threads, in {record.settings['precision']}:",
+        "",
+        "```sh",
+        record.command,
+        "```",
+        "",
+        f"{record.chosen}. The starting model's licence is its authors'.",
+        "",
+        "```python",
+        "from sentence_transformers import SentenceTransformer",
+        "",
+        f'model = SentenceTransformer("{record.name}")',
+        'vectors = model.encode(["..."], normalize_embeddings=True)',
+        "```",
+        "",
+        f"Or `retr index CORPUS --model {record.name}`. Prompt before each text: {start['document_prompt']!r}.",
+        "",
+    ]
+    if record.tests:
+        cut = record.tests[0].cut
+        lines += [
+            "## Test sets, scored once, at the end",
+            "",
+            f"Spearman x 100 of the cosine; {cut} is fitted on training texts.",
+            "",
+            f"| set | pairs | before | trained | before, {cut} | trained, {cut} |",
+            "|---|---:|---:|---:|---:|---:|",
+            *(
+                f"| {one.name} | {one.pairs:,} | {one.start:.2f} | {one.trained:.2f} | {one.start_cut:.2f} "
+                f"| {one.trained_cut:.2f} |"
+                for one in record.tests
+            ),
+            "",
+        ]
+    if record.advice is not None:
+        lines += ["## Poolings and transforms", "", record.advice.sentence, "", *_table(record.advice.by_transform), ""]
+    if record.curve and record.curve[-1].dev:
+        names = list(record.curve[-1].dev)
+        lines += [
+            "## Curve",
+            "",
+            "Spearman x 100 on dev sets, no sentence of which was trained on.",
+            "",
+            "| stage | step | minutes | loss | " + " | ".join(names) + " | mean |",
+            "|---:|---:|---:|---:|" + "---:|" * (len(names) + 1),
+            *(
+                f"| {point.stage + 1} | {point.step} | {point.seconds / 60:.1f} | {point.loss:.4f} | "
+                + " | ".join(f"{point.dev[name]:.2f}" for name in names)
+                + f" | {point.mean:.2f} |"
+                for point in record.curve
+                if point.dev
+            ),
+            "",
+        ]
+    lines += ["## Data", "", "| file | used for | rows | sha256 |", "|---|---|---:|---|"]
+    lines += [f"| {one['name']} | {one['role']} | {one['rows']:,} | {one['sha256']} |" for one in record.data]
+    if record.notes:
+        lines += ["", *(f"- {note}" for note in record.notes)]
+    lines += ["", "## Settings", "", *_table(record.settings)]
+    return lines
+
+
+def _table(values: dict[str, Any]) -> list[str]:
+    def shown(value: Any) -> str:
+        return f"{value:.2f}" if isinstance(value, float) and abs(value) >= 1 else f"{value}"
+
+    return ["| | |", "|---|---:|", *(f"| {name} | {shown(value)} |" for name, value in values.items())]

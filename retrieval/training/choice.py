@@ -1,0 +1,99 @@
+"""Which weights are kept: what the dev sets say of them, alone and blended with those that training began from.
+
+Weights between the start and the end of training often do better on other data than either: Wortsman et al. 2022,
+arXiv:2109.01903.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from retrieval.errors import UsageError
+from retrieval.evaluation.correlation import spearman
+from retrieval.evaluation.scoring import EncodedTexts
+from retrieval.training.checkpoints import Tensors
+from retrieval.training.examples import TextPairs
+from retrieval.training.model import TrainableEncoder
+
+DEV_PAIRS = 1000
+"""Of each dev set, while training: its Spearman is then known to about two points."""
+BLENDS = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class DevSets:
+    """Labelled pairs by which weights are chosen; none of them is trained on.
+
+    Parameters
+    ----------
+    pairs : each set's labels of two values at least.
+    """
+
+    pairs: Sequence[TextPairs]
+
+    def scores(self, model: TrainableEncoder) -> dict[str, float]:
+        """Spearman x 100 by set, of the model as it is."""
+        texts = [text for each in self.pairs for text in (*each.first, *each.second)]
+        with model.evaluating(), model.autocast():
+            encoded = EncodedTexts(model.encoder, texts)
+        return {
+            each.name: 100 * (spearman(encoded.cosines(each.first, each.second), each.labels) or 0.0)
+            for each in self.pairs
+        }
+
+    def sampled(self, most: int = DEV_PAIRS, seed: int = 0) -> DevSets:
+        """At most so many pairs of each set."""
+        return DevSets([_some(each, most, seed) for each in self.pairs])
+
+
+def mean(scores: Mapping[str, float]) -> float:
+    """Over the sets."""
+    return sum(scores.values()) / len(scores)
+
+
+def weights_of(model: TrainableEncoder) -> Tensors:
+    """A copy of all that training changes."""
+    return {name: value.detach().clone() for name, value in model.trained().items()}
+
+
+def set_weights(model: TrainableEncoder, start: Tensors, end: Tensors, blend: float = 1.0) -> None:
+    """Give the model start + blend x (end - start)."""
+    with torch.no_grad():
+        for name, value in model.trained().items():
+            value.copy_(torch.lerp(start[name].to(value), end[name].to(value), blend))
+
+
+def choose_blend(
+    model: TrainableEncoder, start: Tensors, end: Tensors, dev: DevSets, blends: Sequence[float] = BLENDS
+) -> dict[float, dict[str, float]]:
+    """The dev scores of each blend; the model then holds the one with the best mean."""
+    found = {}
+    for blend in blends:
+        set_weights(model, start, end, blend)
+        found[blend] = dev.scores(model)
+    set_weights(model, start, end, max(found, key=lambda blend: mean(found[blend])))
+    return found
+
+
+def check_blend(text: str) -> float | None:
+    """`auto` -> None; a number above 0 and up to 1 -> itself. Raises UsageError."""
+    if text == "auto":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1:
+        raise UsageError(f"blend {text!r}: expected auto, or a share of the trained weights above 0 and up to 1")
+    return value
+
+
+def _some(pairs: TextPairs, most: int, seed: int) -> TextPairs:
+    if len(pairs.labels) <= most:
+        return pairs
+    rows = np.sort(np.random.default_rng(seed).permutation(len(pairs.labels))[:most])
+    return pairs.take(rows)
