@@ -12,7 +12,7 @@ seeded Gaussian noise as large as the distance to the nearest neighbour, so that
 retr's own sides are built as `retr reindex` does, from raw embeddings on disk (of which the transform makes these
 vectors), each in a process of its own whose peak of resident memory is told (`build_peak_mib`), and opened from the
 saved file as a search opens it (`open_seconds`). Files are in the system's cache, those embeddings too, from which
-`disk` scores its candidates. Results go to benchmarks/results/search.json.
+`disk` scores its candidates, but for `cold_p50_milliseconds`. Results go to benchmarks/results/search.json.
 Needs: pip install '.[bench]'. Sides whose package is missing are left out, and said.
 """
 
@@ -24,6 +24,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
@@ -49,7 +50,7 @@ from retrieval.types import NoProgress
 
 K, RECALLS, SEED = 10, (0.95, 0.99), 0
 EMBEDDINGS, TRANSFORM = "embeddings", "transform.safetensors"
-SINGLE_QUERIES = 500
+SINGLE_QUERIES, COLD_QUERIES = 500, 30
 Floats, Rows = NDArray[np.float32], NDArray[np.int64]
 
 
@@ -82,19 +83,39 @@ class Retr:
         self.built = json.loads((folder / "built.json").read_text(encoding="utf-8"))
         self.name = self.built["factory"]
         self.settings = [Point.of_json(point).setting for point in self.built["curve"]] or [EXACT]
+        self._work, self._vectors = work, folder / "vectors.faiss"
         start = time.perf_counter()
-        self._index = VectorIndex.load(folder / "vectors.faiss")
-        if is_rescored(self.built["spec"]):
-            embeddings, transform = Embeddings([work / EMBEDDINGS]), load_transform(work / TRANSFORM)
-            embeddings.hold()
-            self._index = RescoredIndex(self._index, lambda rows: unit_vectors(embeddings.take(rows), transform))
+        self._index: VectorIndex | None = self._open()
         self.built["open_seconds"] = time.perf_counter() - start
 
+    def _open(self) -> VectorIndex:
+        index = VectorIndex.load(self._vectors)
+        if not is_rescored(self.built["spec"]):
+            return index
+        embeddings, transform = Embeddings([self._work / EMBEDDINGS]), load_transform(self._work / TRANSFORM)
+        embeddings.hold()
+        return RescoredIndex(index, lambda rows: unit_vectors(embeddings.take(rows), transform))
+
+    def cold(self, queries: Floats, setting: Any) -> list[float]:
+        """Milliseconds of single queries whose candidates no cache holds; none for kinds without such."""
+        times = []
+        for query in queries[:COLD_QUERIES] if is_rescored(self.built["spec"]) else []:
+            self._index = None  # pages that are mapped stay
+            for path in (self._work / EMBEDDINGS).iterdir():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._index = self._open()
+            start = time.perf_counter()
+            self._index.search(query[None], K, setting=setting)
+            times.append(1000 * (time.perf_counter() - start))
+        return times
+
     def search(self, queries: Floats, setting: Any) -> Rows:
+        assert self._index is not None
         return self._index.search(queries, K, setting=setting)[1]
 
     def save(self, folder: Path) -> None:
-        self._index.save(folder / "index")
+        shutil.copy(self._vectors, folder / "index")
 
 
 def build_retr(work: Path, kind: str, folder: Path) -> None:
@@ -283,13 +304,9 @@ def recall(found: Rows, truth: Rows) -> float:
 
 
 def built(name: str, vectors: Floats, work: Path) -> Built:
-    if name in OWN:
-        own = Retr(work, OWN[name])
-        size = (work / OWN[name] / "vectors.faiss").stat().st_size
-        return Built(own, len(vectors), own.built["build_seconds"], size)
     start = time.perf_counter()
-    side = PEERS[name](vectors)
-    seconds = time.perf_counter() - start
+    side = Retr(work, OWN[name]) if name in OWN else PEERS[name](vectors)
+    seconds = side.built["build_seconds"] if isinstance(side, Retr) else time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         side.save(Path(folder))
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
@@ -372,6 +389,8 @@ def row_of(one: Built, sides: dict[str, Built], queries: Floats) -> Iterator[tup
             "queries_per_second": {"median": statistics.median(rates), "min": min(rates), "max": max(rates)},
             **singles(one, queries, one.chosen[target]),
         }
+        if isinstance(one.side, Retr) and (cold := one.side.cold(queries, one.chosen[target])):
+            entry["cold_p50_milliseconds"] = statistics.median(cold)
         for peer in ("hnswlib", "scann"):
             if peer in sides and target in sides[peer].seconds:
                 entry[f"times_{peer}"] = statistics.median(
