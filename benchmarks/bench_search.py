@@ -4,6 +4,7 @@ r"""Searching vectors: recall, queries/s, latency, build time and bytes, beside 
     python benchmarks/bench_search.py --index indexes/titles
     python benchmarks/bench_search.py --index indexes/titles --rows 1000000 --sides retr disk flat \
         --output benchmarks/results/search-million.json
+    python benchmarks/bench_search.py --index indexes/titles --limits --output limits.json
 The vectors are those of an index's documents, transformed; exact search gives the truth. Queries are documents held
 out of all indexes: half of them choose each side's fastest setting for a recall, the other half is measured. All sides
 are timed in one process in turn, round after round, all cores, a batch of queries at once; ratios are medians over
@@ -231,9 +232,10 @@ PEERS: dict[str, Callable[[Floats], Side]] = {
 OWN = {
     "retr": "auto",
     "disk": "ivf-pqfs-disk",
-    **{kind: kind for kind in ("flat", "pqfs", "rabitq", "hnsw")},
+    **{kind: kind for kind in ("flat", "pqfs", "ivf-pqfs", "rabitq", "hnsw")},
 }
 DEFAULT_SIDES = ("retr", *PEERS, "flat")
+LIMIT_SIDES, LIMITS = ("flat", "pqfs", "ivf-pqfs"), (5_000, 10_000, 20_000, 40_000, 80_000, 160_000)
 
 
 @dataclass
@@ -417,12 +419,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--sides", nargs="+", choices=[*OWN, *PEERS], default=DEFAULT_SIDES)
     parser.add_argument("--work", type=Path, help="where embeddings and indexes lie meanwhile: 2 to 5 KB a document")
+    parser.add_argument(
+        "--limits", action="store_true", help="from how many rows on which kind that auto takes is best"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS.with_name("search.json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with tempfile.TemporaryDirectory(dir=options.work) as work:
-        result = measure(options, Path(work))
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    runs = [vars(options)]
+    if options.limits:
+        runs = [{**vars(options), "rows": rows, "sides": LIMIT_SIDES} for rows in LIMITS]
+    results = []
+    for run in runs:
+        with tempfile.TemporaryDirectory(dir=options.work) as work:
+            results.append(measure(argparse.Namespace(**run), Path(work)))
+        content = {"limits": results} if options.limits else results[0]
+        options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        show(results[-1])
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['rows']:,} rows")
     heads = (
         ("build s", 9),
         ("MiB", 7),
