@@ -40,11 +40,22 @@ class Point:
     """Spearman x 100 by dev set; empty where there is none."""
     seconds: float
     """Of training until then, evaluation included."""
+    objective: str = ""
+    """Of the stage."""
+
+    def at(self, stages: int) -> str:
+        """Its place in a run of so many stages, in words."""
+        return at_step(self.step, self.stage, self.objective, stages)
 
     @property
     def mean(self) -> float:
         """Over the dev sets; minus infinity where there is none."""
         return sum(self.dev.values()) / len(self.dev) if self.dev else float("-inf")
+
+
+def at_step(step: int, stage: int, objective: str, stages: int) -> str:
+    """`step 5`, or where there are several stages `step 5 of stage 2 (sts)`."""
+    return f"step {step}" + (f" of stage {stage + 1} ({objective})" if stages > 1 else "")
 
 
 @dataclass
