@@ -27,11 +27,12 @@ from retrieval.training.examples import (
 from retrieval.training.loop import LoopSettings, Stage
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import (
+    CosentObjective,
     InBatchObjective,
     NliObjective,
     Objective,
-    PairObjective,
     SimcseObjective,
+    StsObjective,
     TripletObjective,
 )
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
@@ -244,7 +245,7 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
 def cosent(gathering: Gathering, sources: Sequence[str], scale: float) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources."""
     pairs = gathering.pairs(sources)
-    return [(lambda model: PairObjective("cosent", pairs, scale), sum(map(len, pairs)))]
+    return [(lambda model: CosentObjective(pairs, scale), sum(map(len, pairs)))]
 
 
 def simbert(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
@@ -284,7 +285,7 @@ def _sbert_stage(gathering: Gathering, stage: str, margin: float) -> tuple[Make,
         triplets = gathering.triplets(source)
         return lambda model: TripletObjective(triplets, margin), len(triplets)
     (pairs,) = gathering.pairs([source])
-    return lambda model: PairObjective("sts", [pairs]), len(pairs)
+    return lambda model: StsObjective([pairs]), len(pairs)
 
 
 def _check_batch(batch: int) -> None:

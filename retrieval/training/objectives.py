@@ -64,20 +64,32 @@ class _Examples:
         return [column[row] for column in self._columns[source] for row in rows]
 
 
-class PairObjective(_Examples):
-    """Cosines of pairs against their labels: `cosent` ranks them, `sts` (SBERT's regression) reproduces them."""
+class CosentObjective(_Examples):
+    """The order of pairs by cosine that of their labels."""
 
-    def __init__(self, name: str, pairs: Sequence[TextPairs], scale: float = 20.0) -> None:
+    name = "cosent"
+
+    def __init__(self, pairs: Sequence[TextPairs], scale: float = 20.0) -> None:
         super().__init__(pairs, "first", "second")
-        self.name, self._scale = name, scale
-        self._labels = [scaled(each) if name == "sts" else each.labels for each in pairs]
+        self._labels, self._scale = [each.labels for each in pairs], scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
         cosines = losses.cosines(*_sides(model, self._texts(source, rows)))
-        labels = torch.as_tensor(self._labels[source][rows], dtype=cosines.dtype, device=cosines.device)
-        if self.name == "sts":
-            return losses.cosine_regression(cosines, labels)
-        return losses.cosent(cosines, labels, self._scale)
+        return losses.cosent(cosines, _like(cosines, self._labels[source][rows]), self._scale)
+
+
+class StsObjective(_Examples):
+    """Cosines that are the labels, brought to 0 to 1: SBERT's regression."""
+
+    name = "sts"
+
+    def __init__(self, pairs: Sequence[TextPairs]) -> None:
+        super().__init__(pairs, "first", "second")
+        self._labels = [scaled(each) for each in pairs]
+
+    def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
+        cosines = losses.cosines(*_sides(model, self._texts(source, rows)))
+        return losses.cosine_regression(cosines, _like(cosines, self._labels[source][rows]))
 
 
 class InBatchObjective(_Examples):
@@ -156,6 +168,10 @@ def _sides(model: TrainableEncoder, texts: Sequence[str]) -> tuple[torch.Tensor,
     """The vectors of the first half and of the second, (B, d) each, from one pass."""
     one, other = model.vectors(texts).chunk(2)
     return one, other
+
+
+def _like(cosines: torch.Tensor, labels: NDArray[np.float64]) -> torch.Tensor:
+    return torch.as_tensor(labels, dtype=cosines.dtype, device=cosines.device)
 
 
 def _lengths(columns: Sequence[Sequence[str]]) -> Lengths:
