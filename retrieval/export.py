@@ -152,13 +152,20 @@ def export_faiss(index: Path, output: Path, *, progress: Progress | None = None)
     TransformError
         The transform is a flow.
     IndexFolderError
-        Something stands at `output` that is no FAISS file, or the index is damaged; nothing is written.
+        Something stands at `output` that is no FAISS file, the index is damaged, or its vectors.faiss holds too
+        little to answer alone; nothing is written.
     """
     from retrieval.index.export import check_output, write_faiss, write_rows
+    from retrieval.index.spec import is_rescored
 
     progress, rows = progress or NoProgress(), output.with_name(f"{output.name}.rows.parquet")
     check_output(output)
     opened = Index.open(index, device="cpu", progress=progress)
+    if is_rescored(kind := opened.manifest.index["spec"]):
+        raise IndexFolderError(
+            f"'{index}' is of the kind {kind}, whose candidates its embeddings score, and a FAISS file would hold the "
+            f"codes alone: make one of another kind first: retr reindex -i {index} --index ivf-pqfs -o FOLDER"
+        )
     linear = _linear(opened.transform, "FAISS has linear transforms only")
     with atomic_file(output) as faiss_file, atomic_file(rows) as rows_file:
         write_rows(index / layout.DOCUMENTS, rows_file)

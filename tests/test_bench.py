@@ -24,7 +24,7 @@ from retrieval.evaluation.bench.material import Material, gather
 from retrieval.evaluation.bench.recall import Truth
 from retrieval.evaluation.bench.results import Results, check_folder, locked
 from retrieval.evaluation.bench.run import KILLED, Bench, Plan
-from retrieval.evaluation.bench.sources import Source, in_chunks, index_source, npy_source
+from retrieval.evaluation.bench.sources import Source, by_rows, index_source, npy_source
 from retrieval.evaluation.bench.timing import allocated_bytes, measure_times
 from retrieval.evaluation.pairs import read_pairs
 from retrieval.evaluation.retrieval import Model, evaluate_retrieval, fitting_of
@@ -50,7 +50,7 @@ def clustered(rows: int, seed: int = 0) -> Floats:
 
 
 def source(vectors: Floats, queries: Floats | None = None) -> Source:
-    return Source("the test's vectors", vectors.shape[1], len(vectors), in_chunks(vectors), queries)
+    return Source("the test's vectors", vectors.shape[1], len(vectors), *by_rows(vectors), queries)
 
 
 def material(vectors: Floats, queries: Floats | None = None, **options: Any) -> Material:
@@ -187,20 +187,26 @@ def test_names_and_numbers_of_the_grid_are_checked() -> None:
     assert [str(cut) for cut in parse_cuts("whiten,cut", "8,4,8", D)] == ["whiten-8", "whiten-4", "cut-8", "cut-4"]
     assert [cut.m for cut in parse_cuts("rotate", None, 384)] == [384, 256, 128, 64]
     assert [cut.m for cut in parse_cuts("rotate", None, 100)] == [100, 64]
-    assert parse_kinds("hnsw, flat") == ["hnsw", "flat"]
+    assert parse_kinds(["hnsw, flat"]) == ["hnsw", "flat"]
+    assert parse_kinds(["hnsw,flat", "IVF16,PQ8", "pqfs", "flat"]) == ["hnsw", "flat", "IVF16,PQ8", "pqfs"]
     assert parse_recalls(".99,0.9") == [0.9, 0.99]
     for dims in ("17", "0", "-1", "x", "4.5", "²"):
         with pytest.raises(UsageError, match="expected a number from 1 to 16"):
             parse_cuts("cut", dims, D)
     with pytest.raises(UsageError, match="unknown transform 'pca': expected some of cut, rotate, soft, whiten"):
         parse_cuts("pca", None, D)
-    with pytest.raises(UsageError, match="unknown index 'tree': expected some of flat"):
-        parse_kinds("flat,tree")
+    for text, name in (("flat,tree", "tree"), ("auto", "auto"), ("flat,auto", "auto"), ("IVFx,PQ8", "IVFx,PQ8")):
+        with pytest.raises(
+            UsageError, match=f"unknown index '{name}': expected some of flat.* one FAISS factory string"
+        ):
+            parse_kinds([text])
+    with pytest.raises(UsageError, match="unknown index 'IDMap,Flat'"):
+        parse_kinds(["IDMap,Flat"])
     for recall in ("95", "0", "x"):
         with pytest.raises(UsageError, match="above 0, at most 1"):
             parse_recalls(recall)
     with pytest.raises(UsageError, match="empty part"):
-        parse_kinds("flat,")
+        parse_kinds(["flat,"])
 
 
 # Times.

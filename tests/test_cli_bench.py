@@ -102,6 +102,25 @@ def test_bench_goes_on_after_a_kill_and_prints_what_is_there(retr: Retr, vectors
     assert "| uncut flat | 100.00 | 100.00 |" in again.stdout
 
 
+def test_bench_takes_kinds_and_factory_strings_side_by_side(retr: Retr, vectors: Path, tmp_path: Path) -> None:
+    # 16 dimensions have no 5 codes; 1,350 vectors train no 2,000 lists
+    kinds = ("pqfs,ivf-pqfs-disk", "IVF16,PQ8x4fs,Refine(SQfp16)", "PQ5", "IVF2000,Flat")
+    cut = ("--transform", "rotate", "--dims", "16", "--rounds", "1", "--recall", "0.9")
+    options = [part for kind in kinds for part in ("--index", kind)]
+    done = retr("bench", "--vectors", "base.npy", *cut, *options)
+    assert done.returncode == 0, done.stderr
+    rows = {row["index"]: row for row in results(tmp_path / "report")["rows"] if row["cut"] != "uncut"}
+    measured = {name for name, row in rows.items() if row["status"] == "measured"}
+    assert measured == {"pqfs", "ivf-pqfs-disk", "IVF16,PQ8x4fs,Refine(SQfp16)"}
+    assert rows.keys() == measured | {"PQ5", "IVF2000,Flat"}
+    assert "rotate-16 PQ5: unknown index 'PQ5'" in done.stdout
+    assert "rotate-16 IVF2000,Flat: IVF2000,Flat cannot be trained on 1,350 vectors" in done.stdout
+    assert all(rows[name]["recall_of_cut"] > 0.85 for name in measured)
+    assert rows["ivf-pqfs-disk"]["bytes_per_document"] < 25 < rows["pqfs"]["bytes_per_document"]
+    assert rows["ivf-pqfs-disk"]["setting"].keys() == {"nprobe", "k_factor"}
+    assert "bytes and MiB of ivf-pqfs-disk are those of the codes; the 16 raw values" in done.stdout
+
+
 def test_bench_takes_and_gives_ann_benchmarks_files(retr: Retr, vectors: Path, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     cut = ("--transform", "rotate", "--dims", "8", "--index", "flat", "--rounds", "1", "-q")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from retrieval.cli.bounds import parse_wanted
 from retrieval.errors import UsageError
 from retrieval.index.building import build_vectors
+from retrieval.index.rescored import RescoredIndex
 from retrieval.index.spec import (
     EXACT,
     KINDS,
@@ -26,6 +27,7 @@ from retrieval.index.spec import (
     check_spec,
     choose_spec,
     file_bytes,
+    is_rescored,
     list_count,
 )
 from retrieval.index.tuning import HeldOut, Point, pick, setting_for
@@ -36,7 +38,10 @@ ROWS, DIMENSION, QUERIES = 2000, 16, 20
 FACTORIES = ("OPQ8,IVF16,PQ8x4fs,Refine(SQfp16)", "PQ8x4fs", "OPQ4,PQ4", "RaBitQfs", "HNSW16", "PCA8,SQ8")
 EVERY = (*KINDS, *FACTORIES)
 # What a stored vector is rounded to: float32 sums, float16 rotated first, 8 bits of each dimension's range.
-SCORE_TOLERANCE = {"flat": 2e-6, "ivf": 2e-6, "hnsw": 2e-6, "flat-sq8": 1.5e-2, "hnsw-sq8": 1.5e-2}
+SCORE_TOLERANCE = {
+    **dict.fromkeys(("flat", "ivf", "ivf-pqfs-disk", "hnsw"), 2e-6),
+    **dict.fromkeys(("flat-sq8", "hnsw-sq8"), 1.5e-2),
+}
 ROUNDED_SCORE = 5e-4
 
 
@@ -49,14 +54,19 @@ def vectors(rows: int = ROWS, seed: int = 0) -> NDArray[np.float32]:
 
 @functools.cache
 def filled(spec: str, numbered: bool = False) -> VectorIndex:
-    index = VectorIndex(DIMENSION, spec, numbered, rows=ROWS)
     documents = vectors()
     if numbered:
         documents[::5] = 0
+    index = whole(spec, VectorIndex(DIMENSION, spec, numbered, rows=ROWS), documents)
     index.train(vectors())
     for chunk in np.array_split(documents, 3):
         index.add(chunk)
     return index
+
+
+def whole(spec: str, index: VectorIndex, documents: NDArray[np.float32]) -> VectorIndex:
+    """With the vectors that a kind of codes alone scores its candidates with."""
+    return RescoredIndex(index, documents.__getitem__) if is_rescored(spec) else index
 
 
 def brute_force(queries: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None) -> NDArray[np.float32]:
@@ -128,8 +138,9 @@ def test_saving_keeps_hits_and_setting_mapped_or_read(kind: str, tmp_path: Path)
     index.save(tmp_path / "v.faiss")
     with pytest.raises(UsageError, match="memory-mapped, and takes no vectors"):
         VectorIndex.load(tmp_path / "v.faiss").add(vectors(1))
+    documents = np.concatenate([vectors(), vectors(3, seed=7)])
     for mmap in (True, False):
-        loaded = VectorIndex.load(tmp_path / "v.faiss", mmap)
+        loaded = whole(kind, VectorIndex.load(tmp_path / "v.faiss", mmap), documents)
         assert (loaded.setting, loaded.lists, len(loaded)) == (index.setting, index.lists, len(index))
         for one, other in zip(index.search(asked, 9), loaded.search(asked, 9), strict=True):
             np.testing.assert_array_equal(one, other)
@@ -190,7 +201,11 @@ def test_kinds_that_cannot_be_meant_are_refused(spec: str) -> None:
         (200_000, Wanted(), "ivf-pqfs"),
         (200_000, Wanted(1.0), "flat"),
         (200_000, Wanted(1.0, 150 * 2**20), "flat-fp16"),
-        (200_000, Wanted(0.99, 60 * 2**20), "flat-sq8"),
+        (200_000, Wanted(0.99, 60 * 2**20), "ivf-pqfs-disk"),
+        (50_000, Wanted(0.99, 14 * 2**20), "flat-sq8"),
+        (10_000, Wanted(0.99, 2**20), "ivf-pqfs-disk"),
+        (1_000_000, Wanted(0.95, 2**30), "ivf-pqfs"),
+        (1_000_000, Wanted(0.95, 2**29), "ivf-pqfs-disk"),
     ],
 )
 def test_auto_chooses_by_rows_recall_and_memory(rows: int, wanted: Wanted, chosen: str) -> None:
@@ -199,6 +214,7 @@ def test_auto_chooses_by_rows_recall_and_memory(rows: int, wanted: Wanted, chose
     assert reason is not None
     assert reason.startswith(f"index {chosen}, ")
     assert f"{rows:,} vectors of 256 dimensions" in reason
+    assert ("the embeddings on disk score its candidates" in reason) == (chosen == "ivf-pqfs-disk")
 
 
 def test_too_few_rows_for_a_kind_fall_back_with_a_word() -> None:
@@ -210,7 +226,7 @@ def test_too_few_rows_for_a_kind_fall_back_with_a_word() -> None:
 
 @pytest.mark.parametrize("spec", ["auto", "flat"])
 def test_a_memory_that_nothing_meets_names_the_least(spec: str) -> None:
-    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, flat-sq8, takes 24.4 MiB"):
+    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, ivf-pqfs-disk, takes 8.89 MiB"):
         choose_spec(spec, 100_000, 256, Wanted(most_bytes=2**20))
 
 
@@ -244,11 +260,18 @@ class Notes:
         return NoProgress().stage(name, unit, total, done)
 
 
-@pytest.mark.parametrize("kind", ["ivf", "ivf-pqfs", "pqfs", "hnsw", "rabitq", "ivf-sq8"])
+@pytest.mark.parametrize("kind", ["ivf", "ivf-pqfs", "ivf-pqfs-disk", "pqfs", "hnsw", "rabitq", "ivf-sq8"])
 def test_tuning_reaches_the_recall_on_queries_that_it_never_saw(kind: str) -> None:
-    progress = Notes()
+    progress, documents = Notes(), vectors()
     built = build_vectors(
-        chunks(vectors()), ROWS, DIMENSION, kind, wanted=Wanted(0.95), numbered=True, progress=progress
+        chunks(documents),
+        ROWS,
+        DIMENSION,
+        kind,
+        take=documents.__getitem__,
+        wanted=Wanted(0.95),
+        numbered=True,
+        progress=progress,
     )
     assert [point.recall for point in built.curve] == sorted(point.recall for point in built.curve)
     assert built.recall is not None
@@ -262,9 +285,12 @@ def test_tuning_reaches_the_recall_on_queries_that_it_never_saw(kind: str) -> No
     assert setting_for(stored["curve"], 0.95)[0].to_json().items() <= stored["setting"].items()
 
 
-def test_a_build_is_the_same_to_the_bit_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ivf-pqfs", "ivf-pqfs-disk"])
+def test_a_build_is_the_same_to_the_bit_again(kind: str, tmp_path: Path) -> None:
+    documents = vectors()
     for name in ("a", "b"):
-        build_vectors(chunks(vectors()), ROWS, DIMENSION, "ivf-pqfs").vectors.save(tmp_path / name)
+        built = build_vectors(chunks(documents), ROWS, DIMENSION, kind, take=documents.__getitem__)
+        built.vectors.save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from retrieval.evaluation.bench.sources import Source
 
 REPORT = Path("report")
+INDEX = "flat,pqfs,ivf-pqfs,hnsw"
 
 
 def bench(
@@ -49,9 +50,13 @@ def bench(
         ),
     ] = "whiten,rotate",
     index: Annotated[
-        str,
-        typer.Option(help="Kinds of index, apart by commas: flat, flat-fp16, pqfs, hnsw, ...", metavar="KIND,..."),
-    ] = "flat,pqfs,ivf-pqfs,hnsw",
+        list[str] | None,
+        typer.Option(
+            help="Kinds of index, apart by commas: flat, flat-fp16, pqfs, hnsw, ... Or one FAISS factory string; may "
+            "be given several times. Default: flat,pqfs,ivf-pqfs,hnsw.",
+            metavar="KIND,...|FACTORY",
+        ),
+    ] = None,
     recall: Annotated[
         str,
         typer.Option(
@@ -122,7 +127,7 @@ def bench(
     the uncut vectors. The folder gets results.json, results.csv, index.html and two charts; a run that is broken off
     goes on when the same command is given again.
 
-    Example: retr bench -i indexes/zhihu --dims 256,128 --transform whiten,rotate --index flat,ivf-pqfs -o report/
+    Example: retr bench -i indexes/zhihu --dims 256,128 --transform rotate --index flat,ivf-pqfs --index IVF512,SQ8
     """
     from retrieval.evaluation.bench import report
     from retrieval.evaluation.bench.export import export_cut
@@ -139,7 +144,7 @@ def bench(
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other: give one")
     _check_together(index_folder, vectors, query_vectors, hdf5, queries, qrels, pairs, sample)
-    kinds, recalls = parse_kinds(index), parse_recalls(recall)
+    kinds, recalls = parse_kinds(index or [INDEX]), parse_recalls(recall)
     output = output.expanduser()
     check_folder(output)
     judged = read_qrels(qrels) if qrels is not None else None

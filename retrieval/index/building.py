@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
-from retrieval.index.spec import EXACT_KINDS, SEED, Wanted, factory_string, sample_rows
+from retrieval.index.rescored import RescoredIndex, Take
+from retrieval.index.spec import EXACT_KINDS, SEED, Wanted, factory_string, is_rescored, sample_rows
 from retrieval.index.tuning import HeldOut, Point, measure_curve, milliseconds, pick
 from retrieval.index.vectors import VectorIndex
 from retrieval.types import NoProgress, Progress
@@ -55,6 +56,7 @@ def build_vectors(
     dimension: int,
     spec: str,
     *,
+    take: Take | None = None,
     wanted: Wanted | None = None,
     numbered: bool = False,
     device: str = "cpu",
@@ -68,6 +70,7 @@ def build_vectors(
     rows : of all chunks
     dimension : m
     spec : a kind that `spec.choose_spec` gave, or a FAISS factory string
+    take : the same unit vectors by their rows; only for a kind that scores its candidates with them.
     wanted : the recall that is looked for, and the time a query may take
     numbered : whether there may be rows of zeros
     device : where k-means runs: `cpu` or `cuda`
@@ -75,6 +78,10 @@ def build_vectors(
     """
     wanted, progress = wanted or Wanted(), progress or NoProgress()
     index = VectorIndex(dimension, spec, numbered, rows=rows)
+    if is_rescored(spec):
+        if take is None:
+            raise UsageError(f"the index {spec} scores its candidates with stored vectors, and there are none here")
+        index = RescoredIndex(index, take)
     order = np.random.default_rng(SEED).permutation(rows)
     count = min(_HELD_OUT, int(_HELD_OUT_SHARE * rows))
     held_out = None

@@ -7,17 +7,19 @@ build after a power cut, or in the index that stands.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
-import os
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from mmap import MADV_WILLNEED, PAGESIZE
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from retrieval.errors import IndexFolderError
@@ -25,6 +27,11 @@ from retrieval.storage import atomic_file, link_or_copy
 
 SHARD_ROWS = 2048
 """A shard is what a power cut costs: some 12 seconds of a laptop's encoding."""
+_SPARSE = 8
+"""Where one row of more than so many is wanted, its pages are asked for; else the system's own reading ahead serves."""
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,23 @@ class EmbeddingShards:
         """float32, shape (rows of the shard, d), memory-mapped."""
         return self._mapped(shard)[0]
 
+    def hold(self, mmap: bool) -> None:
+        """Map all shards now, or read them: what is read later is of this state, whatever becomes of the folder.
+
+        Raises
+        ------
+        IndexFolderError
+            A shard is missing or not whole; it is named.
+        """
+        for shard in range(self.count):
+            path, (start, stop) = self._path(shard), self.bounds(shard)
+            try:
+                self._open[shard] = _map_shard(path, mmap)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise IndexFolderError(f"{path} cannot be read ({error}): build the index again") from None
+            if len(self._open[shard][0]) != stop - start:
+                raise IndexFolderError(f"{path} has not the {stop - start:,} rows expected: build the index again")
+
     def counts(self) -> dict[str, int]:
         """What the encoder met in the distinct texts of all shards."""
         total: Counter[str] = Counter()
@@ -170,21 +194,33 @@ class Embeddings:
             if (key := key_of_folder(folder)) is None:
                 raise IndexFolderError(f"{folder} holds no embeddings that can be read: build the index again")
             self.parts.append(EmbeddingShards(folder, key))
-        self._starts = np.concatenate([[0], np.cumsum([part.key.rows for part in self.parts], dtype=np.int64)])
+        ends = np.cumsum([part.key.rows for part in self.parts], dtype=np.int64)
+        self._rows = int(ends[-1])
+        self._shards = [(number, shard) for number, part in enumerate(self.parts) for shard in range(part.count)]
+        firsts = [int(ends[i]) - self.parts[i].key.rows + self.parts[i].bounds(shard)[0] for i, shard in self._shards]
+        self._firsts = np.array(firsts, np.int64)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._rows
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Those of some rows: float32, shape (rows, d)."""
+        owners = np.searchsorted(self._firsts, rows, side="right") - 1
+        shards = {number: self._shard(number) for number in np.unique(owners).tolist()}
+        places = list(zip(owners.tolist(), (rows - self._firsts[owners]).tolist(), strict=True))
         taken = np.empty((len(rows), self._dimension()), dtype=np.float32)
-        owners = np.searchsorted(self._starts, rows, side="right") - 1
-        for number, part in enumerate(self.parts):
-            for shard in np.unique((rows[owners == number] - self._starts[number]) // part.key.shard_rows).tolist():
-                first, last = (int(self._starts[number]) + bound for bound in part.bounds(shard))
-                chosen = np.flatnonzero((rows >= first) & (rows < last))
-                taken[chosen] = part.read(shard)[rows[chosen] - first]
+        if _SPARSE * len(rows) < len(self):
+            size, addresses = taken.shape[1] * 4, {number: shard.ctypes.data for number, shard in shards.items()}
+            for number, row in places:
+                _prefetch(addresses[number] + row * size, size)
+        for place, (number, row) in enumerate(places):
+            taken[place] = shards[number][row]
         return taken
+
+    def hold(self, mmap: bool = True) -> None:
+        """See EmbeddingShards."""
+        for part in self.parts:
+            part.hold(mmap)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """All in row order, a shard at a time."""
@@ -206,6 +242,10 @@ class Embeddings:
                     f"{part.folder} is damaged at shard {missing[0]:06d}: build the index again from its corpus"
                 )
 
+    def _shard(self, number: int) -> NDArray[np.float32]:
+        part, shard = self._shards[number]
+        return self.parts[part].read(shard)
+
     def _dimension(self) -> int:
         return int(self.parts[0].read(0).shape[1])
 
@@ -224,20 +264,37 @@ def _key(metadata: dict[str, str]) -> EmbeddingsKey:
     return EmbeddingsKey(**json.loads(metadata["key"]))
 
 
-def _map_shard(path: Path) -> tuple[NDArray[np.float32], dict[str, str]]:
+def _map_shard(path: Path, mmap: bool = True) -> tuple[NDArray[np.float32], dict[str, str]]:
     """The tensor, memory-mapped, and the metadata. Raises ValueError or OSError where the file is not whole.
 
     The layout is the safetensors format's: u64 header length, a JSON header, then the data. The library itself reads a
     tensor whole, and single rows of many shards are wanted here.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        (length,) = struct.unpack("<Q", file.read(8)) if size >= 8 else (size,)
-        if 8 + length > size:
-            raise ValueError(f"{path} is not whole")
-        header = json.loads(file.read(length))
+    buffer = _map_file(path) if mmap else pa.py_buffer(path.read_bytes())
+    size = buffer.size
+    (length,) = struct.unpack_from("<Q", buffer) if size >= 8 else (size,)
+    if 8 + length > size:
+        raise ValueError(f"{path} is not whole")
+    header = json.loads(memoryview(buffer)[8 : 8 + length].tobytes())
     entry = header["embeddings"]
     start, stop = entry["data_offsets"]
     if entry["dtype"] != "F32" or size != 8 + length + stop:
         raise ValueError(f"{path} is not whole")
-    return np.memmap(path, np.float32, "r", 8 + length + start, tuple(entry["shape"])), header["__metadata__"]
+    values = np.frombuffer(buffer, np.float32, offset=8 + length + start)
+    return values.reshape(entry["shape"]), header["__metadata__"]
+
+
+def _map_file(path: Path) -> pa.Buffer:
+    """A file's bytes, mapped but not held open, as mmap.mmap does: an index may have more shards than `ulimit -n`.
+
+    Arrow's mapping lives as long as a buffer of it. It asks for all pages of what is taken out: so one byte is.
+    """
+    with pa.memory_map(str(path)) as file:
+        size, first = file.size(), file.read_buffer(1)
+    return pa.foreign_buffer(first.address, size, base=first)
+
+
+def _prefetch(address: int, size: int) -> None:
+    """Ask for mapped bytes: a disk then fetches many rows side by side, and little else with them."""
+    page = address - address % PAGESIZE
+    _madvise(page, address + size - page, MADV_WILLNEED)

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from retrieval.errors import IndexFolderError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents
+from retrieval.index.embeddings import Embeddings
+from retrieval.index.rescored import RescoredIndex
+from retrieval.index.spec import Setting, is_rescored
 from retrieval.index.vectors import VectorIndex
 from retrieval.index.withheld import Withheld
+from retrieval.transforms.apply import load_transform, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -61,4 +65,20 @@ class Opened:
                 f"'{folder}' is damaged: it has {len(documents):,} documents and {len(vectors):,} vectors, expected "
                 f"{expected[0]} and {expected[1]}; build it again"
             )
+        if is_rescored(manifest.index["spec"]):
+            vectors = _rescored(vectors, folder, manifest, mmap)
         return cls(manifest, documents, vectors, Withheld.of(folder, manifest).allowed())
+
+
+def _rescored(vectors: VectorIndex, folder: Path, manifest: layout.Manifest, mmap: bool) -> RescoredIndex:
+    """With the folder's own embeddings, and the transform that they went through."""
+    embeddings = Embeddings([folder / part / layout.EMBEDDINGS for part in manifest.parts])
+    if len(embeddings) != manifest.rows:
+        raise IndexFolderError(
+            f"'{folder}' is damaged: it has {len(embeddings):,} embeddings, expected {manifest.rows:,}; build it again"
+        )
+    embeddings.hold(mmap)
+    transform = load_transform(folder / layout.TRANSFORM) if layout.TRANSFORM in manifest.files else None
+    rescored = RescoredIndex(vectors, lambda rows: unit_vectors(embeddings.take(rows), transform))
+    rescored.setting = Setting(k_factor=manifest.index.get("setting", {}).get("k_factor"))
+    return rescored

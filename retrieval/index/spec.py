@@ -11,6 +11,7 @@ from retrieval.errors import UsageError
 SEED = 0
 _POINTS_PER_CENTROID = 64  # FAISS's k-means wants 39, or it warns
 _NIBBLE = 16  # centroids of a 4-bit code
+_BLOCK = 32  # vectors of a list that FastScan stores together, if need be with empty places
 _FLAT_ROWS = 20_000
 """Up to here exact search takes less than a millisecond at 256 dimensions, and there is nothing to win."""
 _LISTED_ROWS, _LISTED_RECALL = 80_000, 0.95
@@ -33,6 +34,10 @@ class Kind:
     least_rows: int
     """Fewer cannot train it."""
     what: str
+    balanced: bool = False
+    """Dimensions are ordered first so that codes share their variance out evenly (balance.py)."""
+    rescored: bool = False
+    """Its file holds codes alone, and the embeddings of the index folder score the candidates (rescored.py)."""
 
 
 _LEAST_CODED = _POINTS_PER_CENTROID * _NIBBLE
@@ -48,6 +53,13 @@ KINDS = {
     "ivf-pqfs": Kind(
         "IVF{lists},PQ{dimension}x4fsr," + _REFINED, _LEAST_CODED, "inverted lists of 4-bit codes, refined"
     ),
+    "ivf-pqfs-disk": Kind(
+        "IVF{lists},PQ{codes}x4fsr",
+        _LEAST_CODED,
+        "inverted lists of 4-bit codes, refined by the embeddings on disk",
+        balanced=True,
+        rescored=True,
+    ),
     "hnsw": Kind("HNSW32,Flat", 1, "a graph over whole vectors"),
     "hnsw-sq8": Kind("HNSW32,SQ8", 100, "a graph over 8 bits a dimension"),
     "rabitq": Kind("IVF{lists},RaBitQ," + _REFINED, _LEAST_CODED, "inverted lists of 1-bit codes, refined"),
@@ -55,6 +67,11 @@ KINDS = {
 AUTO = "auto"
 INDEX_SPECS = (AUTO, *KINDS)
 EXACT_KINDS = ("flat", "flat-fp16")
+
+
+def is_rescored(spec: str) -> bool:
+    """Whether candidates of that kind are scored with embeddings from outside of its file."""
+    return spec in KINDS and KINDS[spec].rescored
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ def check_spec(spec: str) -> None:
         raise UsageError(f"the index {spec!r} numbers its rows, and retr does that: leave IDMap out")
 
 
-def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[str, str | None]:
+def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted, numbered: bool = False) -> tuple[str, str | None]:
     """The kind that is built, and why, where that is not what was asked for.
 
     Parameters
@@ -122,6 +139,7 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[s
     spec : `auto`, a kind, or a factory string, which is left alone
     rows : how many vectors there are
     dimension : m
+    numbered : whether row numbers are stored beside the vectors, for rows of zeros
 
     Raises
     ------
@@ -130,7 +148,10 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[s
     """
     if spec not in INDEX_SPECS:
         return spec, None
-    sizes = {name: file_bytes(name, rows, dimension) for name, kind in KINDS.items() if kind.least_rows <= rows}
+    numbers = 8 * rows if numbered else 0
+    sizes = {
+        name: file_bytes(name, rows, dimension) + numbers for name, kind in KINDS.items() if kind.least_rows <= rows
+    }
     fitting = {name for name, size in sizes.items() if wanted.most_bytes is None or size <= wanted.most_bytes}
     if not fitting or (spec in sizes and spec not in fitting):
         smallest = min(sizes, key=lambda name: sizes[name])
@@ -150,11 +171,13 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted) -> tuple[s
         reason = "few enough to compare all" if rows <= _FLAT_ROWS else f"recall {wanted.recall:g} wants exact search"
     else:
         listed = rows > _LISTED_ROWS or wanted.recall <= _LISTED_RECALL
-        order = (*(("ivf-pqfs", "pqfs") if listed else ("pqfs", "ivf-pqfs")), "flat-fp16", "flat-sq8")
+        flat = ("flat-fp16", "flat-sq8")
+        order = ("ivf-pqfs", "pqfs", "ivf-pqfs-disk", *flat) if listed else ("pqfs", "ivf-pqfs", *flat)
         reason = f"4-bit codes {'in inverted lists ' if listed else ''}are searched, and the best scored again"
     chosen = next((name for name in order if name in fitting), None) or min(fitting, key=lambda name: sizes[name])
     if chosen != order[0]:
         reason = f"{order[0]} would take {readable(sizes[order[0]])}"
+        reason += "; the embeddings on disk score its candidates" if is_rescored(chosen) else ""
     return chosen, f"index {chosen}, {readable(sizes[chosen])}: {shape}, {reason}"
 
 
@@ -168,8 +191,11 @@ def file_bytes(kind: str, rows: int, dimension: int) -> int:
     each += dimension / 2 if "PQ{dimension}" in factory else 0
     each += dimension / 8 + 8 if "RaBitQ" in factory else 0
     each += 32 * 2 * 4 + 16 if "HNSW" in factory else 0
-    rotation = 4 * dimension**2 if "RR" in factory else 0
-    return int(rows * each + 4 * lists * dimension + rotation)
+    once = 4 * dimension**2 if "RR" in factory else 0
+    if "x4fs" in factory:
+        code_bytes = (code_count(dimension) if "{codes}" in factory else dimension) / 2
+        once += 4 * _NIBBLE * dimension + int(lists * _BLOCK / 2 * code_bytes)
+    return int(rows * each + (4 * dimension + 8) * lists + once)
 
 
 def readable(size: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.index.rescored import RescoredIndex
 from retrieval.index.spec import EXACT, Setting
 from retrieval.index.vectors import VectorIndex
 
@@ -23,6 +24,7 @@ _LESS_MISSED = 0.85
 # Nanoseconds on a core with AVX-512, which only rank settings: the choice is the same on a busy machine.
 _PER_CODE_BYTE = 0.036
 _PER_CANDIDATE_BYTE = 0.45
+_PER_CANDIDATE_READ = 4000.0  # and transformed, out of a file that memory holds
 _NEAREST = 4 * K  # of which those beyond K count where they are as near as the last of the K
 _EQUAL = 1e-6
 
@@ -95,6 +97,8 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
     """What settings reach, the cheapest first, each finding more than the one before it."""
     allowed = held_out.allowed(index.rows)
     knobs, lists = index.setting, index.lists
+    is_read = isinstance(index, RescoredIndex)
+    per_candidate = _PER_CANDIDATE_READ if is_read else _PER_CANDIDATE_BYTE * 2 * index.dimension
     found: list[tuple[float, float, Setting]] = []
     for nprobe in _steps(1, lists) if lists else (None,):
         for ef_search in _steps(K, 1024) if knobs.ef_search else (None,):
@@ -105,7 +109,7 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
                 count = int(K * (k_factor or 1))
                 scanned = len(index) * (nprobe / lists if nprobe and lists else 1)
                 cost = ef_search or _PER_CODE_BYTE * scanned * index.code_bytes
-                cost += _PER_CANDIDATE_BYTE * 2 * index.dimension * count
+                cost += per_candidate * count
                 found.append((cost, held_out.recall(rows[:, :count]), Setting(nprobe, k_factor, ef_search)))
         if max(recall for _, recall, _ in found) > 0.9995:
             break
@@ -118,9 +122,11 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
 
 def _measured(index: VectorIndex, held_out: HeldOut, allowed: NDArray[np.bool_], point: Point) -> Point:
     """What a whole search of that setting does: the vectors kept for refinement are rounded, too."""
-    _, rows = index.search(held_out.vectors, K, allowed=allowed, setting=point.setting)
-    # A kind that cannot leave rows out looks at more candidates here than it does where all are allowed.
-    recall = min(point.recall, held_out.recall(rows))
+    recall = point.recall
+    if not isinstance(index, RescoredIndex):  # which orders candidates as exact search does
+        _, rows = index.search(held_out.vectors, K, allowed=allowed, setting=point.setting)
+        # A kind that cannot leave rows out looks at more candidates here than it does where all are allowed.
+        recall = min(recall, held_out.recall(rows))
     return Point(point.setting, recall, milliseconds(index, held_out.vectors, point.setting))
 
 

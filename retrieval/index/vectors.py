@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
+from retrieval.index.balance import balance, in_an_order
 from retrieval.index.gpu import gpu_copy, on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
-from retrieval.index.spec import EXACT, INDEX_SPECS, Setting, factory_string, list_count
+from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -84,8 +85,10 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
-        factory = ("IDMap," if numbered else "") + factory_string(spec, dimension, rows)
-        self._own(faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT))
+        index = faiss.index_factory(dimension, factory_string(spec, dimension, rows), faiss.METRIC_INNER_PRODUCT)
+        if spec in KINDS and KINDS[spec].balanced:
+            index = in_an_order(index)
+        self._own(faiss.IndexIDMap(index) if numbered else index)
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
 
     def _own(self, index: Any, mapped: bool = False) -> None:
@@ -167,6 +170,7 @@ class VectorIndex:
         if self.is_trained:
             return
         sample = self._checked(sample)
+        balance(self._inner, sample)
         with on_gpu(layers(self._inner)[-1], device), _quiet():
             try:
                 self._index.train(sample)
@@ -261,11 +265,11 @@ class VectorIndex:
 
     def _exhaustive(self, setting: Setting, k: int, allowed: int | None) -> bool:
         candidates = k * (setting.k_factor or 1)
-        return (
-            setting.exact
-            or candidates >= _SHARE_CANDIDATES * len(self)
-            or (allowed is not None and allowed <= max(_FEW_ALLOWED, _SHARE_ALLOWED * len(self)))
-        )
+        return setting.exact or candidates >= _SHARE_CANDIDATES * len(self) or self._few(allowed)
+
+    def _few(self, allowed: int | None) -> bool:
+        """Whether so few rows may be hits that a search which leaves the others out finds too little."""
+        return allowed is not None and allowed <= max(_FEW_ALLOWED, _SHARE_ALLOWED * len(self))
 
     def _look(
         self, queries: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, setting: Setting

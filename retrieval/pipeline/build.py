@@ -31,7 +31,7 @@ from retrieval.index.spec import Wanted, check_spec, choose_spec
 from retrieval.index.vectors import check_factory, faiss_conflict
 from retrieval.pipeline.encoding import encode_documents, tell_counts
 from retrieval.pipeline.staging import BUILD, Stages, commit, how_made, resolved, staged
-from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
+from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors, save_vectors
 from retrieval.transforms.spec import AUTO, TransformSpec, parse_transform
 from retrieval.types import NoProgress, Progress
 
@@ -167,7 +167,7 @@ class _Build:
                 shards, transform, dimension, options.index, options.wanted, options.device, self.progress
             )
         with self.stages.timed("write"):
-            built.vectors.save(self.folder / layout.VECTORS)
+            save_vectors(built, self.folder / layout.VECTORS)
             if has_graph:
                 complete_graph(self.folder / layout.ENCODER, transform, built.vectors.dimension)
         return self._manifest(documents, distinct, encoder_info, shards, transform_info, built)

@@ -28,7 +28,7 @@ from retrieval.index.spec import Wanted, check_spec
 from retrieval.index.vectors import check_factory
 from retrieval.pipeline.staging import REINDEX, Stages, commit, how_made, link_files, locked, resolved, staged
 from retrieval.pipeline.standing import Standing
-from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors
+from retrieval.pipeline.vectors import Fitting, choose_transform, complete_graph, index_vectors, save_vectors
 from retrieval.storage import copy_file
 from retrieval.transforms.base import Transform
 from retrieval.transforms.spec import AUTO, parse_transform
@@ -115,7 +115,7 @@ class _Reindexing:
             spec = self.options.index or old.index["spec"]
             built = index_vectors(shards, transform, dimension, spec, wanted, "cpu", self.progress)
         with self.stages.timed("write"):
-            built.vectors.save(self.folder / layout.VECTORS)
+            save_vectors(built, self.folder / layout.VECTORS)
             if (self.folder / layout.ENCODER / GRAPH).exists():
                 complete_graph(self.folder / layout.ENCODER, transform, built.vectors.dimension)
                 linked.discard(f"{layout.ENCODER}/{GRAPH}")

@@ -8,11 +8,11 @@ from typing import Any
 
 from retrieval.encoders import catalog
 from retrieval.encoders.base import Family
-from retrieval.errors import BuildError, TransformError
+from retrieval.errors import BuildError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.building import Built, build_vectors
-from retrieval.index.embeddings import EmbeddingShards
-from retrieval.index.spec import Wanted, choose_spec
+from retrieval.index.embeddings import Embeddings, EmbeddingShards
+from retrieval.index.spec import Wanted, choose_spec, readable
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
 from retrieval.transforms.choice import LEAST_ROWS as CHOICE_ROWS
@@ -136,9 +136,10 @@ def index_vectors(
     BuildError
         All are rows of zeros.
     """
-    counts, rows = shards.counts(), shards.key.rows
+    counts, rows, stored = shards.counts(), shards.key.rows, Embeddings([shards.folder])
     m = transform.m if transform is not None else dimension
-    chosen, reason = choose_spec(spec, rows, m, wanted)
+    numbered = counts["without_vector"] > 0
+    chosen, reason = choose_spec(spec, rows, m, wanted, numbered)
     if reason:
         progress.note(reason)
     built = build_vectors(
@@ -146,14 +147,32 @@ def index_vectors(
         rows,
         m,
         chosen,
+        take=lambda some: unit_vectors(stored.take(some), transform),
         wanted=wanted,
-        numbered=counts["without_vector"] > 0,
+        numbered=numbered,
         device=device,
         progress=progress,
     )
     if len(built.vectors) == 0:
         raise BuildError("no document has a vector: the model knows nothing of their texts; choose another model")
     return built
+
+
+def save_vectors(built: Built, path: Path) -> None:
+    """Write the vectors' file.
+
+    Raises
+    ------
+    UsageError
+        It is larger than was wanted; what a factory string takes is known only now.
+    """
+    built.vectors.save(path)
+    size, most = path.stat().st_size, built.wanted.most_bytes
+    if most is not None and size > most:
+        raise UsageError(
+            f"the index {built.spec} takes {readable(size)} for {len(built.vectors):,} vectors, more than the "
+            f"{readable(most)} wanted: give more memory, fewer dimensions, or a kind that fits, such as --index auto"
+        )
 
 
 def complete_graph(folder: Path, transform: Transform | None, dimension: int) -> None:

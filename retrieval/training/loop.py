@@ -21,7 +21,7 @@ from retrieval.training.checkpoints import Point, RunFolder, State, Tensors, at_
 from retrieval.training.choice import short_names
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import Objective
-from retrieval.types import Advance, Progress
+from retrieval.types import Progress
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _SHOWN, _SHOWN_CHARACTERS = 3, 40  # examples of a batch
@@ -157,12 +157,14 @@ class _StageRun:
         self._model.model.train()
         of = f" {state.stage + 1} of {self._stages}" if self._stages > 1 else ""
         name = f"training{of}, {self._stage.objective.name}"
-        with self._progress.stage(name, "steps", steps, min(state.step, steps)) as advance:
+        each = self._settings.batch * self._settings.accumulate
+        with self._progress.stage(name, "examples", steps * each, min(state.step, steps) * each) as advance:
             while state.step < steps and not self._is_stale():
-                self._step(advance)
+                self._step()
+                advance(each)
         self._model.model.eval()
 
-    def _step(self, advance: Advance) -> None:
+    def _step(self) -> None:
         state, settings, started = self._state, self._settings, time.monotonic()
         torch.manual_seed((settings.seed * 1009 + state.stage) * 1_000_003 + state.step)
         for group in self._optimiser.param_groups:
@@ -183,7 +185,6 @@ class _StageRun:
             self._measure()
         elif time.monotonic() - self._saved > _SECONDS_BETWEEN_CHECKPOINTS:
             self._save()
-        advance(1)
 
     def _measure(self) -> None:
         """A point of the curve, and a checkpoint."""

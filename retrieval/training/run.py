@@ -116,20 +116,20 @@ def run(
         about = {"settings": settings, "start": begun, "data": data}
         folder, before = RunFolder(working, about), weights_of(model)
         diverged: DivergedError | None = None
-        dev = material.dev.sampled(seed=loop.seed) if material.dev.pairs else None
-        stages = material.stages(model)
+        stages, dev = material.stages(model), material.dev.sampled(seed=loop.seed)
+        scores = partial(dev.scores, model) if dev.pairs else None
         try:
-            state = train(model, stages, loop, folder, partial(dev.scores, model) if dev else None, progress)
+            state = train(model, stages, loop, folder, scores, progress)
         except DivergedError as error:
             state, diverged = error.state, error
             if state.best is None:
                 raise
             state.stopped = f"since {error}"
-        kept = _kept(model, before, folder, state, len(stages), material.dev, choosing, progress)
+        kept = _kept(model, before, folder, state, len(stages), dev, choosing, progress)
         written = working / "model"
         with replaced_folder(written) as building:
             model.save(building)
-        measured = _Measured(model.encoder.settings, start.device, written, material, progress)
+        measured = _Measured(model.encoder.settings, start.device, written, replace(material, dev=dev), progress)
         del model, before
         record = Record(
             output.name,
@@ -142,7 +142,7 @@ def run(
             kept.words,
             {f"{blend:g}": scores for blend, scores in kept.blends.items()},
             round(state.seconds, 1),
-            measured.advice() if choosing.advise and material.dev.pairs else None,
+            measured.advice() if choosing.advise and dev.pairs else None,
             measured.tests(),
             _machine(),
         )

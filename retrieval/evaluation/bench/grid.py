@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.errors import UsageError
-from retrieval.index.spec import KINDS
+from retrieval.index.spec import AUTO, KINDS, check_spec
+from retrieval.index.vectors import check_factory
 from retrieval.transforms.base import Transform
 from retrieval.transforms.moments import Moments
 from retrieval.transforms.spec import TransformSpec, parse_transform
@@ -76,9 +77,38 @@ def parse_cuts(transforms: str, dims: str | None, dimension: int) -> list[Cut]:
     return [Cut(name, m) for name in names for m in dict.fromkeys(wanted)]
 
 
-def parse_kinds(text: str) -> list[str]:
-    """`flat,hnsw` -> kinds of index. Raises UsageError for an unknown one."""
-    return parse_names(text, tuple(KINDS), "index")
+def parse_kinds(texts: Sequence[str]) -> list[str]:
+    """Kinds of index, each once.
+
+    Parameters
+    ----------
+    texts : names apart by commas, such as `flat,hnsw`, or a FAISS factory string, whose commas are its own.
+
+    Raises
+    ------
+    UsageError
+        One is neither.
+    """
+    kinds = []
+    for text in texts:
+        names = _parts(text, "--index")
+        unknown = [name for name in names if name not in KINDS]
+        if not unknown:
+            kinds += names
+            continue
+        try:
+            if AUTO in names:
+                raise UsageError("it is not one kind")
+            check_spec(text)
+            check_factory(text)
+        except UsageError:
+            name = text if len(unknown) == len(names) else unknown[0]
+            raise UsageError(
+                f"unknown index {name!r}: expected some of {', '.join(KINDS)}, apart by commas, or one FAISS factory "
+                f"string, each with an --index of its own"
+            ) from None
+        kinds.append(text)
+    return list(dict.fromkeys(kinds))
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:

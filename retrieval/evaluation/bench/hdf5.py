@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import CorpusError, RetrError, UsageError
-from retrieval.evaluation.bench.sources import Source, as_float32, check_vectors, in_chunks
+from retrieval.evaluation.bench.sources import Source, as_float32, by_rows, check_vectors
 from retrieval.storage import atomic_file
 
 NEIGHBORS = 100
@@ -46,7 +46,7 @@ def hdf5_source(path: Path) -> Source:
         raise CorpusError(f"'{path}': train has {train.shape[1]} dimensions, and test {test.shape[1]}")
     neighbors = np.asarray(file["neighbors"], np.int64) if "neighbors" in file else None
     name = f"the vectors of '{path.name}'"
-    return Source(name, train.shape[1], len(train), in_chunks(train), as_float32(test[:]), neighbors=neighbors)
+    return Source(name, train.shape[1], len(train), *by_rows(train), as_float32(test[:]), neighbors=neighbors)
 
 
 def write_hdf5(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from retrieval.errors import TransformError, UsageError
 from retrieval.evaluation.bench.sources import Source
 from retrieval.index.building import Chunks
+from retrieval.index.rescored import Take
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform, check_finite
 from retrieval.transforms.moments import USUAL, Moments
@@ -50,6 +51,10 @@ class Material:
     def unit_chunks(self, transform: Transform | None) -> Chunks:
         """The documents' unit vectors."""
         return lambda: (unit_vectors(chunk, transform) for chunk in self.raw_chunks())
+
+    def unit_rows(self, transform: Transform | None) -> Take:
+        """Some of them, by rows that rise."""
+        return lambda rows: unit_vectors(self.source.take(self.kept[rows]), transform)
 
 
 def gather(

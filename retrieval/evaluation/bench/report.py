@@ -16,7 +16,7 @@ from retrieval.evaluation.bench.run import MEASURED, UNCUT
 from retrieval.evaluation.charts import Chart, Point, pareto_chart, pareto_front
 from retrieval.evaluation.page import Code, Section, Table, html_page
 from retrieval.evaluation.tables import Sheet
-from retrieval.index.spec import KINDS, Setting
+from retrieval.index.spec import KINDS, Setting, is_rescored
 from retrieval.storage import atomic_file
 
 _LABELS = ("spearman", "recall", "MRR", "nDCG")
@@ -29,7 +29,8 @@ def rows_of(content: dict[str, Any]) -> list[dict[str, Any]]:
         if row["cut"] == UNCUT:
             return (-1,)
         targets = row.get("targets") or [0]
-        return (TRANSFORMS.index(row["transform"]), -row["m"], list(KINDS).index(row["index"]), *targets)
+        kind = list(KINDS).index(row["index"]) if row["index"] in KINDS else len(KINDS)
+        return (TRANSFORMS.index(row["transform"]), -row["m"], kind, row["index"], *targets)
 
     labels = {
         cut: {name: value for name, value in found.items() if name.partition("@")[0] in _LABELS}
@@ -79,6 +80,11 @@ def notes(content: dict[str, Any]) -> list[str]:
         lines.append(
             "the number behind a kind is the recall of cut that its search was set to reach, on documents and not on "
             "the queries measured; MiB is what the loaded index takes in memory."
+        )
+    if read := sorted({row["index"] for row in content["rows"] if is_rescored(row["index"])}):
+        lines.append(
+            f"bytes and MiB of {', '.join(read)} are those of the codes; the {content['measured']['dimension']} raw "
+            f"values of each candidate are read from where they lie, here out of the system's cache."
         )
     for row in content["rows"]:
         if (share := row.get("recall_of_given_neighbors")) is not None:

@@ -17,7 +17,8 @@ from retrieval.evaluation.bench.recall import Truth
 from retrieval.evaluation.bench.results import Results
 from retrieval.evaluation.bench.timing import Search, allocated_bytes, measure_times
 from retrieval.index.building import build_vectors
-from retrieval.index.spec import KINDS, Setting
+from retrieval.index.rescored import RescoredIndex
+from retrieval.index.spec import KINDS, Setting, is_rescored
 from retrieval.index.tuning import Point, pick
 from retrieval.index.vectors import VectorIndex
 from retrieval.transforms.apply import unit_vectors
@@ -171,21 +172,27 @@ class Bench:
 
     def _build(self, kind: str, transform: Transform | None) -> _Built:
         rows = len(self.material)
-        if rows < KINDS[kind].least_rows:
+        if kind in KINDS and rows < KINDS[kind].least_rows:
             raise UsageError(f"{kind} learns from at least {KINDS[kind].least_rows:,} vectors, there are {rows:,}")
         dimension = self.material.source.dimension if transform is None else transform.m
         start = time.perf_counter()
         chunks = self.material.unit_chunks(transform)
+        take = self.material.unit_rows(transform)
         made = build_vectors(
-            chunks, rows, dimension, kind, numbered=self.material.numbered, progress=_Stages(self.progress)
+            chunks, rows, dimension, kind, take=take, numbered=self.material.numbered, progress=_Stages(self.progress)
         )
         seconds = time.perf_counter() - start
+        if made.spec != kind:
+            raise UsageError(f"{kind} cannot be trained on {rows:,} vectors")
         path = self._work / "vectors.faiss"
         made.vectors.save(path)
-        factory, curve = made.factory, made.curve
+        factory, curve, setting = made.factory, made.curve, made.vectors.setting
         del made
         before = allocated_bytes()
         index = VectorIndex.load(path, mmap=False)
+        if is_rescored(kind):
+            index = RescoredIndex(index, take)
+            index.setting = setting
         after = allocated_bytes()
         size = path.stat().st_size
         path.unlink()

@@ -15,6 +15,7 @@ from retrieval.evaluation.task_files import read_documents
 from retrieval.index import folder as layout
 from retrieval.index.building import Chunks
 from retrieval.index.documents import Documents
+from retrieval.index.rescored import Take
 from retrieval.pipeline.standing import Standing
 from retrieval.search import Index
 from retrieval.types import NoProgress, Progress
@@ -32,6 +33,8 @@ class Source:
     rows: int
     chunks: Chunks
     """Raw float32 vectors, shape (n, d), a chunk at a time; rows of zeros are texts without a vector."""
+    take: Take
+    """The same by their rows, which rise, without a pass over the others."""
     queries: NDArray[np.float32] | None = None
     """Raw, shape (q, d); None: some of the rows are to be held out."""
     query_ids: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ def index_source(
         dimension,
         len(stored),
         stored.chunks,
+        stored.take,
         embeddings,
         ids,
         notes=tuple(notes),
@@ -127,17 +131,17 @@ def npy_source(base: Path, queries: Path | None = None) -> Source:
                 f"query vectors '{queries}' have {asked.shape[1]} dimensions, and those of '{base}' "
                 f"{vectors.shape[1]}: expected the same"
             )
-    return Source(f"the vectors of '{base.name}'", vectors.shape[1], len(vectors), in_chunks(vectors), asked)
+    return Source(f"the vectors of '{base.name}'", vectors.shape[1], len(vectors), *by_rows(vectors), asked)
 
 
-def in_chunks(vectors: NDArray[np.generic]) -> Chunks:
-    """Anything that is sliced like an array, shape (n, d), as float32 chunks."""
+def by_rows(vectors: NDArray[np.generic]) -> tuple[Chunks, Take]:
+    """Anything that is sliced like an array, shape (n, d), as float32 chunks, and some rows of it, which rise."""
 
     def chunks() -> Iterator[NDArray[np.float32]]:
         for start in range(0, len(vectors), CHUNK_ROWS):
             yield as_float32(vectors[start : start + CHUNK_ROWS])
 
-    return chunks
+    return chunks, lambda rows: as_float32(vectors[rows])
 
 
 def as_float32(vectors: NDArray[np.generic]) -> NDArray[np.float32]:
