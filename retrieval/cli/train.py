@@ -189,7 +189,10 @@ def cosent(
     from retrieval.training import material
 
     objective = {"objective": "cosent", "scale": scale}
-    _print(_train(options, objective, lambda found, loop: material.cosent(found, sources, scale)), options["as_json"])
+    _print(
+        _train(options, objective, lambda found, loop: material.cosent(found, sources, scale, loop.batch)),
+        options["as_json"],
+    )
 
 
 @_command("mix")

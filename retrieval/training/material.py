@@ -242,8 +242,9 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
     return build
 
 
-def cosent(gathering: Gathering, sources: Sequence[str], scale: float) -> list[tuple[Make, int]]:
+def cosent(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources."""
+    _check_batch(batch)
     pairs = gathering.pairs(sources)
     return [(lambda model: CosentObjective(pairs, scale), sum(map(len, pairs)))]
 

@@ -25,7 +25,7 @@ from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.evaluation.sweep import SweepTask, make_passes, sweep
 from retrieval.storage import replace_folder, replaced_folder
 from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
-from retrieval.training.checkpoints import RunFolder, State, Tensors
+from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
 from retrieval.training.choice import DevSets, choose_blend, mean, set_weights, short_names, weights_of
 from retrieval.training.loop import DivergedError, LoopSettings, train
 from retrieval.training.material import Material
@@ -123,7 +123,7 @@ def run(
         except DivergedError as error:
             state, diverged = error.state, error
             if state.best is None:
-                raise
+                raise TrainingError(f"{error}. {_left(folder)}") from None
             state.stopped = f"since {error}"
         kept = _kept(model, before, folder, state, len(stages), dev, choosing, progress)
         written = working / "model"
@@ -154,6 +154,14 @@ def run(
         at = best.at(len(stages)) if best else ""
         raise TrainingError(f"{diverged}. The best weights until then, after {at}, are in '{output}'")
     return Trained(output, record, state)
+
+
+def _left(folder: RunFolder) -> str:
+    """What a run leaves that diverged before anything was measured on a dev set."""
+    if (found := folder.load()) is not None:
+        return f"The checkpoint of step {found[0].step} is kept in '{folder.path / LAST}'"
+    folder.remove()
+    return "No checkpoint had been saved, and nothing was written"
 
 
 @dataclass(frozen=True)
