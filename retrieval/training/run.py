@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from filelock import FileLock, Timeout
 from retrieval.encoders.base import Encoder, EncoderSettings
 from retrieval.encoders.load import Note, load_to_build
 from retrieval.errors import TrainingError
+from retrieval.evaluation.bench.results import machine
 from retrieval.evaluation.correlation import spearman
 from retrieval.evaluation.grid import Transforms
 from retrieval.evaluation.pairs import Pairs
@@ -289,10 +288,4 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _machine() -> dict[str, Any]:
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{os.cpu_count()} CPUs",
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    return {**machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
