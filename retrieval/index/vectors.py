@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
-from retrieval.index.balance import balance, in_an_order
+from retrieval.index.balance import balance, balanced
 from retrieval.index.gpu import gpu_copy, on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
 from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
@@ -27,6 +27,7 @@ _SHARE_ALLOWED = 0.05
 _SHARE_CANDIDATES = 0.25
 """Of the rows: where so many would be refined, comparing all is no slower."""
 
+_METRIC = faiss.METRIC_INNER_PRODUCT
 _MOST_HITS_OF_GPU = 2048
 _ANY_DIMENSION = 256
 _UNPARSED = "could not parse"  # what index_factory says of a string that is none
@@ -59,7 +60,7 @@ def check_factory(spec: str, dimension: int | None = None) -> None:
     if spec in INDEX_SPECS:
         return
     try:
-        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, _METRIC)
     except RuntimeError as error:
         if dimension is None and _UNPARSED not in str(error):
             return
@@ -85,9 +86,9 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
-        index = faiss.index_factory(dimension, factory_string(spec, dimension, rows), faiss.METRIC_INNER_PRODUCT)
-        if spec in KINDS and KINDS[spec].balanced:
-            index = in_an_order(index)
+        factory = factory_string(spec, dimension, rows)
+        coded = spec in KINDS and KINDS[spec].coded
+        index = balanced(factory, dimension) if coded else faiss.index_factory(dimension, factory, _METRIC)
         self._own(faiss.IndexIDMap(index) if numbered else index)
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
 
