@@ -2,8 +2,8 @@
 
 Each code of a product quantiser has as many bits as the next and minds all of its axes alike, while an inner product
 minds an error as much as vectors are long in its direction. So the axes are the principal ones about the origin: the
-first is what all sentence vectors share, where an error counts most and a code is spent on it alone; of the others,
-which share codes in twos, the longest goes with the shortest. (The allocation of OPQ, Ge et al. 2014,
+first is what all sentence vectors share, where an error counts most: it and maybe a few more have codes of their own;
+of the others, which share codes in twos, the longest goes with the shortest. (The allocation of OPQ, Ge et al. 2014,
 doi:10.1109/TPAMI.2013.240, sec. 3.2, and the weight of parallel errors of Guo et al. 2020, arXiv:1908.10396.)
 """
 
@@ -51,10 +51,9 @@ def balanced_axes(sample: NDArray[np.float32]) -> NDArray[np.float32]:
     dimension = sample.shape[1]
     _, axes = np.linalg.eigh((sample.T @ sample).astype(np.float64))
     longest_first = axes.T[::-1]
-    rows = np.zeros((code_count(dimension), 2, dimension), np.float32)
-    others = longest_first[1:]
-    half = (len(others) + 1) // 2
-    rows[0, 0] = longest_first[0]
-    rows[1:, 0] = others[:half]
-    rows[1 : 1 + len(others) - half, 1] = others[half:][::-1]
+    codes = code_count(dimension)
+    shared = max(0, dimension - codes)
+    rows = np.zeros((codes, 2, dimension), np.float32)
+    rows[: dimension - shared, 0] = longest_first[: dimension - shared]
+    rows[codes - shared :, 1] = longest_first[dimension - shared :][::-1]
     return rows.reshape(-1, dimension)

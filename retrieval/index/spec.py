@@ -34,6 +34,8 @@ class Kind:
     least_rows: int
     """Fewer cannot train it."""
     what: str
+    twice: bool = False
+    """Every vector is in two inverted lists (spilled.py)."""
     rescored: bool = False
     """Its file holds codes alone, and the embeddings of the index folder score the candidates (rescored.py)."""
 
@@ -53,7 +55,12 @@ KINDS = {
     "pqfs": Kind("PQ{codes}x4fs," + _REFINED, _LEAST_CODED, "all 4-bit codes compared, the best refined"),
     "ivf": Kind("IVF{lists},Flat", _LEAST_CODED, "inverted lists of whole vectors"),
     "ivf-sq8": Kind("IVF{lists},SQ8," + _REFINED, _LEAST_CODED, "inverted lists of 8 bits, refined"),
-    "ivf-pqfs": Kind("IVF{lists},PQ{codes}x4fsr," + _REFINED, _LEAST_CODED, "inverted lists of 4-bit codes, refined"),
+    "ivf-pqfs": Kind(
+        "IVF{lists},PQ{codes}x4fsr," + _REFINED,
+        _LEAST_CODED,
+        "inverted lists of 4-bit codes, two for a vector, refined",
+        twice=True,
+    ),
     "ivf-pqfs-disk": Kind(
         "IVF{lists},PQ{codes}x4fsr",
         _LEAST_CODED,
@@ -185,15 +192,16 @@ def file_bytes(kind: str, rows: int, dimension: int) -> int:
     """Bytes of the vectors' file, about."""
     factory = KINDS[kind].factory
     lists = list_count(rows) if "{lists}" in factory else 0
-    each = 8.0 if lists else 0.0  # a position
+    copies = 2 if KINDS[kind].twice else 1
+    each = 8.0 * copies if lists else 0.0  # a position
     for part, size in (("Flat", 4), ("SQfp16", 2), ("SQ8", 1)):
         each += size * dimension if part in factory else 0
     each += dimension / 8 + 8 if "RaBitQ" in factory else 0
     each += 32 * 2 * 4 + 16 if "HNSW" in factory else 0
     once = 4 * dimension**2 if "RR" in factory else 0
     if KINDS[kind].coded:
-        code_bytes = (code_count(dimension) + 1) // 2
-        each += code_bytes
+        code_bytes = code_count(dimension) // 2
+        each += code_bytes * copies
         once += 4 * (_NIBBLE + dimension) * dimension + lists * _BLOCK // 2 * code_bytes
     return int(rows * each + (4 * dimension + 8) * lists + once)
 
@@ -227,8 +235,8 @@ def list_count(rows: int) -> int:
 
 
 def code_count(dimension: int) -> int:
-    """4-bit codes of a vector: two axes share one, but for the first."""
-    return dimension // 2 + 1
+    """4-bit codes of a vector, an even number: two axes share one, but for the first and maybe a few more."""
+    return dimension // 4 * 2 + 2
 
 
 def sample_rows(spec: str, rows: int) -> int:
