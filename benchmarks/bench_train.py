@@ -41,7 +41,7 @@ from retrieval.training.data import read_training_pairs
 from retrieval.training.examples import TextPairs, split_off
 from retrieval.training.loop import LoopSettings, Stage, train
 from retrieval.training.model import TrainableEncoder
-from retrieval.training.objectives import PairObjective
+from retrieval.training.objectives import CosentObjective
 from retrieval.types import NoProgress
 
 OWN, PEER = "retr", "sentence-transformers"
@@ -82,7 +82,7 @@ def own(pairs: TextPairs, held: TextPairs | None, options: argparse.Namespace, s
     loop = LoopSettings(batch=options.batch, lr=options.lr, eval_every=options.steps, seed=seed)
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        stages = [Stage(PairObjective("cosent", [pairs], SCALE), options.steps)]
+        stages = [Stage(CosentObjective([pairs], SCALE), options.steps)]
         state = train(model, stages, loop, RunFolder(Path(folder) / "run", {}), None, clock)
         score = None
         if held is not None:

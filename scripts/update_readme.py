@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _GRID = ("m", "transform")
+_POINTS = 6  # of a training curve
 
 WORDS: dict[str, dict[str, Any]] = {
     "README.md": {
@@ -125,6 +126,18 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "train_frozen": {"words": "frozen", "none": "trained too"},
         "train_head": ("", "texts/s", "mean loss", "Spearman after"),
+        "trained": (
+            "Trained from {start} in {minutes:.0f} minutes, seed {seed} ({where}); the dev sets chose step {step} of "
+            "{steps} and blend {blend:g}. Spearman x 100 on test splits, scored once, raw and cut, the cut fitted on "
+            "training texts:"
+        ),
+        "trained_head": ("test", "pairs", "before", "trained", "before, {cut}", "trained, {cut}"),
+        "trained_curve": "Its curve, Spearman x 100 on dev sets and on the parts held out:",
+        "trained_curve_head": ("step", "minutes", "loss", "mean"),
+        "simcse": (
+            "SimCSE from {start} on {rows:,} texts without labels, in {minutes:.0f} minutes, seed {seed} ({where}; "
+            "`{command}`): {figures}."
+        ),
         "fronts": ("Recall against the time of a query", "Recall against bytes a document"),
     },
     "README.zh.md": {
@@ -226,6 +239,18 @@ WORDS: dict[str, dict[str, Any]] = {
         ),
         "train_frozen": {"words": "不变", "none": "也训练"},
         "train_head": ("", "条/秒", "平均损失", "训练后 Spearman"),
+        "trained": (
+            "从 {start} 出发训练 {minutes:.0f} 分钟，种子 {seed}（{where}）；开发集选了第 {step} 步（共 {steps} 步），"
+            "混合比例 {blend:g}。测试集上的 Spearman x 100，只测一次，原始向量与降维后，"
+            "变换在训练文本上拟合："
+        ),
+        "trained_head": ("测试集", "句对", "训练前", "训练后", "训练前，{cut}", "训练后，{cut}"),
+        "trained_curve": "训练曲线，开发集与留出部分上的 Spearman x 100：",
+        "trained_curve_head": ("步", "分钟", "损失", "平均"),
+        "simcse": (
+            "SimCSE，从 {start} 出发，{rows:,} 条文本，不用标注，{minutes:.0f} 分钟，种子 {seed}"
+            "（{where}；`{command}`）：{figures}。"
+        ),
         "fronts": ("召回率与单条查询的时间", "召回率与每个文档的字节数"),
     },
 }
@@ -263,6 +288,8 @@ def figures(readme: str) -> str:
     extra = {
         "whiten": _whiten_table,
         "train": _train_table,
+        "train-lcqmc": _trained_tables,
+        "train-simcse": _simcse_sentence,
         "quality": _quality_table,
         "retrieval": _known_table,
         "dims": _dims_table,
@@ -460,6 +487,54 @@ def _train_table(words: dict[str, Any]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _trained_tables(words: dict[str, Any]) -> list[str]:
+    """Out of the training.json of a run."""
+    record = _result("train-lcqmc")
+    cut, curve = record["tests"][0]["cut"], record["curve"]
+    lines = ["```", record["command"], "```", "", words["trained"].format(**_of_run(record)), ""]
+    lines += _head(tuple(cell.format(cut=cut) for cell in words["trained_head"]))
+    for test in record["tests"]:
+        figures = (test[name] for name in ("start", "trained", "start_cut", "trained_cut"))
+        cells = [test["name"], f"{test['pairs']:,}", *(f"{figure:.2f}" for figure in figures)]
+        lines.append("| " + " | ".join(cells) + " |")
+    step, minutes, loss, mean = words["trained_curve_head"]
+    names = list(curve[-1]["dev"])
+    lines += ["", words["trained_curve"], "", *_head((step, minutes, loss, *names, mean))]
+    rows = sorted({round(place * (len(curve) - 1) / (_POINTS - 1)) for place in range(_POINTS)})
+    for point in (curve[row] for row in rows):
+        dev = [point["dev"][name] for name in names]
+        cells = [str(point["step"]), f"{point['seconds'] / 60:.0f}", f"{point['loss']:.3f}"]
+        cells += [f"{value:.2f}" for value in (*dev, sum(dev) / len(dev))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _simcse_sentence(words: dict[str, Any]) -> list[str]:
+    """Out of the training.json of a run."""
+    record = _result("train-simcse")
+    figures = ", ".join(f"{test['name']} {test['start']:.2f} -> {test['trained']:.2f}" for test in record["tests"])
+    rows = sum(file["rows"] for file in record["data"] if file["role"] == "training")
+    return [words["simcse"].format(**_of_run(record), command=record["command"], rows=rows, figures=figures)]
+
+
+def _of_run(record: dict[str, Any]) -> dict[str, Any]:
+    """What the words on a training run tell of it."""
+    machine = record["machine"]
+    step = re.search(r"step (\d+)", record["chosen"])
+    blend = re.search(r"([\d.]+) of the way", record["chosen"])
+    last = record["curve"][-1]["step"]
+    where = [machine["cpu"], f"{machine['threads']} threads", *([machine["date"]] if "date" in machine else [])]
+    return {
+        "start": record["start"]["source"],
+        "minutes": record["seconds"] / 60,
+        "seed": record["settings"]["seed"],
+        "step": int(step[1]) if step else last,
+        "steps": last,
+        "blend": float(blend[1]) if blend else 1.0,
+        "where": ", ".join(where),
+    }
 
 
 def _quality_table(words: dict[str, Any]) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,26 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
+def add_head(folder: Path, initializer_range: float = 0.3) -> Path:
+    """Give a tiny BERT new weights at random, language-model head included."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.initializer_range = initializer_range
+    torch.manual_seed(1)
+    network = transformers.BertForMaskedLM(config)
+    torch.nn.init.normal_(network.cls.predictions.bias)
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with its language-model head."""
+    return add_head(make_tiny_model(tmp_path_factory.mktemp("models") / "headed"))
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """Five hundred texts, one a line."""
@@ -129,6 +152,22 @@ def retr(tmp_path: Path) -> Retr:
         )
 
     return run
+
+
+def run_here(folder: Path, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, which spares it the seconds in which torch is imported."""
+    from retrieval.cli.main import _run
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(folder))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        given = ["retr", *map(str, arguments)]
+        stack.enter_context(unittest.mock.patch.object(sys, "argv", given))
+        stack.enter_context(unittest.mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))))
+        code = _run()
+    return subprocess.CompletedProcess(given, code, out.getvalue(), err.getvalue())
 
 
 def write_jsonl(path: Path, records: Sequence[object]) -> Path:

@@ -182,6 +182,8 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(shop: Path, tmp_path: P
         (("reindex", "--refit", "--whiten", "4"), 2, "leave out --refit"),
         (("reindex", "--index", "tree"), 2, "unknown index 'tree'"),
         (("reindex", "--index", "indexes/shop"), 2, "name it with -i"),
+        (("reindex", "--index", "HNSW8", "--max-memory", "2KiB"), 2, "the index HNSW8 takes "),
+        (("reindex", "--index", "flat", "--max-memory", "2KiB"), 2, "do not fit into 2 KiB as flat (3.75 KiB)"),
         (("reindex", "-o", "more.csv"), 1, "'more.csv' is a file"),
         (("query", "甲", "--where", "colour = 'red'"), 2, "no column 'colour' is kept; there are id (string)"),
         (("query", "甲", "--where", "category > 3"), 2, "does not suit the columns"),
@@ -194,6 +196,22 @@ def test_bad_input_is_one_clear_line_and_changes_nothing(shop: Path, tmp_path: P
         assert "Traceback" not in done.stderr
         assert (shop / "manifest.json").read_bytes() == before
         assert [path.name for path in (tmp_path / "indexes").iterdir()] == ["shop"]
+
+
+def test_a_factory_string_that_takes_too_much_replaces_nothing_and_keeps_what_is_encoded(
+    shop: Path, tmp_path: Path, tiny_model: Path, retr: Retr
+) -> None:
+    before = (shop / "manifest.json").read_bytes()
+    (tmp_path / "new.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    build = ("index", "new.txt", "-o", "indexes/shop", "--model", tiny_model, "--transform", "none", "--max-memory")
+    done = retr(*build, "5KiB", "--index", "Flat")
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("retr: the index Flat takes 10 KiB for 80 vectors, more than the 5 KiB wanted: give more ")
+    assert (shop / "manifest.json").read_bytes() == before
+    again = retr(*build, "11KiB", "--index", "Flat")
+    assert again.returncode == 0, again.stderr
+    assert "resumed      1 of 1 shards" in retr("info").stdout
 
 
 def test_a_second_writer_is_told_of_the_first(shop: Path, tmp_path: Path, retr: Retr) -> None:

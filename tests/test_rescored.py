@@ -281,7 +281,10 @@ def test_the_command_line_builds_asks_and_shows_it_without_torch(retr: Retr, tmp
     done = retr("index", "c.txt", "-o", "indexes/c", *options)
     assert done.returncode == 0, done.stderr
     assert f"index {KIND}" in done.stdout
-    assert "k-factor" in retr("info").stdout
+    shown = retr("info", "--explain").stdout
+    assert f"index {KIND} (nprobe " in shown
+    assert "wanted 0.95); candidates are scored out of embeddings" in shown
+    assert "spectrum: 32 directions" in shown
     code = (
         "import sys; from retrieval.cli.main import _run\n"
         "sys.argv[1:] = ['query', sys.argv[2], '-k', '1', '-i', sys.argv[1]]\n"

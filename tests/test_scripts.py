@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,3 +277,65 @@ def test_update_readme_makes_the_table_of_cuts_out_of_what_bench_wrote(
     assert module._fronts(words) == []
     (tmp_path / "recall-bytes.png").write_bytes(b"")
     assert module._fronts(words) == ["![Recall against bytes a document](benchmarks/results/recall-bytes.png)"]
+
+
+def made_up_run(tests: list[tuple[str, float, float, float, float]], role_rows: int, points: int) -> dict[str, Any]:
+    """What `retr train` leaves in training.json, as far as the README tells of it."""
+    return {
+        "command": "retr train cosent lcqmc:dev --data DIR -o models/cosent --test lcqmc",
+        "start": {"source": "multilingual-e5-small"},
+        "settings": {"seed": 3},
+        "seconds": 1530.0,
+        "chosen": "The weights after step 700, which did best on the dev sets; 0.75 of the way to them from the start",
+        "machine": {"cpu": "some CPU", "threads": 2, "date": "2026-01-01"},
+        "data": [
+            {"name": "lcqmc test", "role": "test, scored once", "rows": 12_500},
+            {"name": "titles.txt", "role": "training", "rows": role_rows},
+        ],
+        "tests": [
+            {"name": name, "pairs": 12_500, "cut": "rotate-256"}
+            | dict(zip(("start", "trained", "start_cut", "trained_cut"), figures, strict=True))
+            for name, *figures in tests
+        ],
+        "curve": [
+            {"stage": 0, "step": 100 * (row + 1), "loss": 5 - row / 8, "seconds": 90.0 * (row + 1)}
+            | {"dev": {"lcqmc dev": 70.0 + row, "bq dev": 50.0}}
+            for row in range(points)
+        ],
+    }
+
+
+def test_the_readmes_tables_of_a_trained_model_are_made_of_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script("update_readme")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    run = made_up_run([("lcqmc test", 72.7, 75.25, 73.0, 75.5), ("bq test", 42.78, 50, 43, 50.125)], 0, 14)
+    (tmp_path / "train-lcqmc.json").write_text(json.dumps(run), encoding="utf-8")
+    simcse = made_up_run([("lcqmc test", 72.7, 73.125, 73.0, 73.25)], 50_000, 1)
+    (tmp_path / "train-simcse.json").write_text(json.dumps(simcse), encoding="utf-8")
+    for words in module.WORDS.values():
+        lines = module._trained_tables(words)
+        assert lines[1] == run["command"]
+        for told in ("multilingual-e5-small", " 26 ", " 3", "some CPU, 2 threads, 2026-01-01", " 700 ", "1400", "0.75"):
+            assert told in lines[4]
+        rows = [line for line in lines if line.startswith("| ")]
+        assert rows[1:3] == [
+            "| lcqmc test | 12,500 | 72.70 | 75.25 | 73.00 | 75.50 |",
+            "| bq test | 12,500 | 42.78 | 50.00 | 43.00 | 50.12 |",
+        ]
+        # Of 14 points the first, the last and four between, 13 / 5 apart.
+        steps = [row.split(" | ")[0].removeprefix("| ") for row in rows[4:]]
+        assert steps == ["100", "400", "600", "900", "1100", "1400"]
+        assert rows[4] == "| 100 | 2 | 5.000 | 70.00 | 50.00 | 60.00 |"
+        assert {row.count("|") for row in rows[3:]} == {7}
+        (sentence,) = module._simcse_sentence(words)
+        assert "50,000" in sentence
+        assert "lcqmc test 72.70 -> 73.12" in sentence
+        assert simcse["command"] in sentence
+    run["machine"].pop("date")
+    run["curve"] = run["curve"][:1]
+    (tmp_path / "train-lcqmc.json").write_text(json.dumps(run), encoding="utf-8")
+    lines = module._trained_tables(module.WORDS["README.md"])
+    assert "(some CPU, 2 threads)" in lines[4]
+    assert lines[-1] == "| 100 | 2 | 5.000 | 70.00 | 50.00 | 60.00 |"

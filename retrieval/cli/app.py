@@ -15,6 +15,7 @@ from retrieval.cli.evaluate import evaluate
 from retrieval.cli.export import export
 from retrieval.cli.info import info
 from retrieval.cli.models import models
+from retrieval.cli.paraphrase import paraphrase
 from retrieval.cli.query import query
 from retrieval.cli.reproduce import reproduce
 from retrieval.cli.sweep import sweep
@@ -49,7 +50,7 @@ def _global(
     """
 
 
-for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo, bench):
+for command in (index, query, add, delete, reindex, info, sweep, reproduce, models, demo, bench, paraphrase):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(transform, name="transform")

@@ -24,6 +24,7 @@ from retrieval.cli.output import TerminalProgress, counted, print_json, print_li
 from retrieval.corpus.lines import decoded_lines, is_blank
 from retrieval.errors import UsageError
 from retrieval.index.folder import MANIFEST, check_files, read_manifest
+from retrieval.index.spec import is_rescored
 from retrieval.transforms.spec import FLOW
 
 _SOURCES = 5
@@ -223,5 +224,6 @@ def _tuned(index: dict[str, Any]) -> str:
     """How hard a search looks, and what it finds, where that was measured."""
     if "recall" not in index:
         return ""
+    read = "; candidates are scored out of embeddings" if is_rescored(index["spec"]) else ""
     setting = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in index["setting"].items())
-    return f" ({setting or 'exact'}; recall@10 {index['recall']:.3f}, wanted {index['wanted_recall']:g})"
+    return f" ({setting or 'exact'}; recall@10 {index['recall']:.3f}, wanted {index['wanted_recall']:g}){read}"

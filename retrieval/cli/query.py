@@ -74,11 +74,11 @@ def query(
         raise UsageError(f"-k is {k}, expected at least 1")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UsageError(f"--min-score is {min_score}, expected a cosine from -1 to 1")
-    _check_arguments(texts)
+    check_texts(texts)
     wanted = None if recall is None else parse_recall(recall)
     opened = open_index(index, device, progress, trust_remote_code, mmap)
     write = write_json if as_json else write_table if sys.stdout.isatty() else write_lines
-    queries = _queries(texts, progress)
+    queries = given_texts(texts, progress)
     asked = False
     while batch := list(itertools.islice(queries, _BATCH_QUERIES)):
         asked = True
@@ -91,22 +91,23 @@ def query(
         raise UsageError("no query: standard input holds no text")
 
 
-def _check_arguments(texts: Sequence[str]) -> None:
-    """Refuse before an index is opened what is no query."""
+def check_texts(texts: Sequence[str], what: str = "query") -> None:
+    """Refuse before an index or a model is opened what is no query."""
     for text in texts:
         if is_blank(text):
-            raise UsageError(f"the query {text!r} is blank: expected a text")
+            raise UsageError(f"the {what} {text!r} is blank: expected a text")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UsageError(
-                f"the query {text!r} is not UTF-8: give it through stdin or fix the terminal's locale"
+                f"the {what} {text!r} is not UTF-8: give it through stdin or fix the terminal's locale"
             ) from None
     if texts.count("-") > 1:
         raise UsageError("standard input (-) can be read once, and is named twice")
 
 
-def _queries(texts: Sequence[str], progress: TerminalProgress) -> Iterator[str]:
+def given_texts(texts: Sequence[str], progress: TerminalProgress) -> Iterator[str]:
+    """The texts themselves, and for - those of standard input."""
     for text in texts:
         if text != "-":
             yield text

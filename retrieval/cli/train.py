@@ -6,8 +6,8 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +15,12 @@ import typer
 
 from retrieval.cli.options import DebugOption, JsonOption, QuietOption
 from retrieval.cli.output import TerminalProgress, print_json, print_line
+from retrieval.cli.paraphrase import COUNT, texts_to_write, write_paraphrases
 from retrieval.encoders.catalog import DEFAULT_MODEL
+from retrieval.errors import UsageError
 
 if TYPE_CHECKING:
+    from retrieval.encoders.base import EncoderSettings
     from retrieval.training.loop import LoopSettings
     from retrieval.training.material import Gathering, Make
     from retrieval.training.run import Trained
@@ -40,6 +43,12 @@ OutputOption = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option(help="What training begins from: a transformer, as for retr index.")]
 PoolOption = Annotated[str | None, typer.Option(help="Pooling. Default: the model's own.")]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length", help="Tokens of a text; what is beyond is cut off. Default: the model's own.", metavar="N"
+    ),
+]
 DevOption = Annotated[
     list[str] | None,
     typer.Option(help="Labelled pairs by which the weights are chosen, beside the parts held out; may be repeated."),
@@ -107,6 +116,7 @@ def _shared(
     output: OutputOption,
     model: ModelOption = DEFAULT_MODEL,
     pool: PoolOption = None,
+    max_length: LengthOption = None,
     dev: DevOption = None,
     hold_out: HoldOutOption = 0.1,
     test: TestOption = None,
@@ -179,7 +189,10 @@ def cosent(
     from retrieval.training import material
 
     objective = {"objective": "cosent", "scale": scale}
-    _train(options, objective, lambda found, loop: material.cosent(found, sources, scale))
+    _print(
+        _train(options, objective, lambda found, loop: material.cosent(found, sources, scale, loop.batch)),
+        options["as_json"],
+    )
 
 
 @_command("mix")
@@ -202,23 +215,70 @@ def sbert(
     from retrieval.training import material
 
     objective = {"objective": "sbert", "stages": stage, "margin": margin}
-    _train(options, objective, lambda found, loop: material.sbert(found, stage, margin))
+    _print(_train(options, objective, lambda found, loop: material.sbert(found, stage, margin)), options["as_json"])
 
 
 @_command(batch=64)
 def simbert(
     sources: PairsArgument,
     scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 30.0,
+    encoder_only: Annotated[
+        bool,
+        typer.Option("--encoder-only", help="Leave out the second half, even where the model has the head for it."),
+    ] = False,
+    generate: Annotated[
+        str | None,
+        typer.Option(
+            help="Afterwards write paraphrases of these texts, as retr paraphrase does, alone on stdout; what came of "
+            "the training goes to stderr.",
+            metavar="FILE|-",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Of --generate: the most paraphrases of a text.")] = COUNT,
     **options: Any,
 ) -> None:
     """SimBERT: each text of a batch picks its partner, by cosine. For pairs that say the same; others are left out.
 
-    Example: retr train simbert lcqmc:dev --data DIR -o models/simbert
+    Where the model is a BERT with its language-model head, it also learns to write each text of a pair from the other
+    (UniLM), with the pooling cls and 64 tokens a text unless --max-length says otherwise; retr paraphrase then writes.
+    Other models are trained as encoders alone, with their own pooling, and a note says why.
+
+    Example: retr train simbert lcqmc:dev --model bert-base-chinese --data DIR -o models/simbert --generate texts.txt
     """
     from retrieval.training import material
+    from retrieval.training.simbert import simbert_settings
 
-    objective = {"objective": "simbert", "scale": scale}
-    _train(options, objective, lambda found, loop: material.simbert(found, sources, scale, loop.batch))
+    if encoder_only and generate is not None:
+        raise UsageError("--generate and --encoder-only exclude each other: an encoder alone cannot write")
+    progress = TerminalProgress(options["quiet"])
+    asked = options["model"], options["pool"], options["max_length"]
+    settings, why = simbert_settings(*asked, encoder_only=encoder_only, note=progress.note)
+    texts = None if generate is None else texts_to_write(generate, count, why)
+    if why and not encoder_only:
+        progress.note(f"the encoder alone is trained: {why}")
+    objective = {"objective": "simbert", "scale": scale, "writes": not why}
+    trained = _train(
+        options,
+        objective,
+        lambda found, loop: material.simbert(found, sources, scale, loop.batch),
+        settings,
+        notes=[f"The encoder alone was trained: {why}"] if why else [],
+    )
+    if texts is None:
+        _print(trained, options["as_json"])
+        return
+    for line in _lines(trained):
+        progress.note(line)
+    model = str(trained.path)
+    write_paraphrases(
+        model,
+        texts,
+        count,
+        seed=options["seed"],
+        device=options["device"],
+        as_json=options["as_json"],
+        progress=progress,
+    )
 
 
 @_command("hold_out", batch=64, lr=1e-5)
@@ -238,15 +298,24 @@ def simcse(
     from retrieval.training import material
 
     objective = {"objective": "simcse", "scale": scale}
-    _train(options, objective, lambda found, loop: material.simcse(found, sources, scale, loop.batch))
+    trained = _train(options, objective, lambda found, loop: material.simcse(found, sources, scale, loop.batch))
+    _print(trained, options["as_json"])
 
 
 def _train(
     given: dict[str, Any],
     objective: dict[str, Any],
     makes: Callable[[Gathering, LoopSettings], Sequence[tuple[Make, int]]],
-) -> None:
-    """Read the files, train, and say what came of it."""
+    settings: EncoderSettings | None = None,
+    notes: Sequence[str] = (),
+) -> Trained:
+    """Read the files, and train.
+
+    Parameters
+    ----------
+    settings : of the model that training begins from; None: those that the options name.
+    notes : for the model card, beside what is met in the files.
+    """
     from retrieval.encoders.load import resolve_settings
     from retrieval.training.choice import check_blend
     from retrieval.training.loop import LoopSettings
@@ -255,9 +324,9 @@ def _train(
 
     loop = LoopSettings(**{each.name: given[each.name] for each in fields(LoopSettings) if each.name in given})
     choosing = Choosing(check_blend(given["blend"]), given["advise"])
-    start = Start(
-        resolve_settings(given["model"], pooling=given["pool"]), given["device"], given["precision"], given["freeze"]
-    )
+    settings = settings or resolve_settings(given["model"], pooling=given["pool"], max_length=given["max_length"])
+    writes = objective.get("writes", False)
+    start = Start(settings, given["device"], given["precision"], given["freeze"], writes)
     progress = TerminalProgress(given["quiet"])
     reading = Reading(given["dev"] or (), given["test"] or (), given.get("hold_out", 0.0), given["data"], given["seed"])
     found = Gathering(reading)
@@ -265,8 +334,9 @@ def _train(
     material = found.material(stages)
     for note in material.notes:
         progress.note(note)
-    objective |= {"steps": given["steps"], "epochs": given["epochs"]}
-    trained = run(
+    material = replace(material, notes=[*notes, *material.notes])
+    objective |= {"steps": given["steps"], "epochs": given["epochs"], "hold_out": reading.hold_out}
+    return run(
         given["output"],
         f"retr {shlex.join(sys.argv[1:])}",
         start,
@@ -277,21 +347,29 @@ def _train(
         fresh=given["fresh"],
         progress=progress,
     )
-    (_print_json if given["as_json"] else _print)(trained)
 
 
-def _print_json(trained: Trained) -> None:
-    print_json({"path": str(trained.path), **asdict(trained.record)})
+def _print(trained: Trained, as_json: bool) -> None:
+    if as_json:
+        print_json({"path": str(trained.path), **asdict(trained.record)})
+        return
+    for line in _lines(trained):
+        print_line(line)
 
 
-def _print(trained: Trained) -> None:
-    record = trained.record
-    print_line(f"{trained.path}: trained in {record.seconds / 60:.1f} min. {record.chosen}")
+def _lines(trained: Trained) -> Iterator[str]:
+    """What came of it."""
+    from retrieval.training.card import lasted
+
+    record, path = trained.record, shlex.quote(str(trained.path))
+    yield f"{trained.path}: trained in {lasted(record.seconds)}. {record.chosen}"
     for one in record.tests:
-        print_line(
+        yield (
             f"{one.name}: Spearman {one.start:.2f} -> {one.trained:.2f}; {one.cut} {one.start_cut:.2f} -> "
             f"{one.trained_cut:.2f}"
         )
     if record.advice is not None:
-        print_line(record.advice.sentence)
-    print_line(f"use it: retr index CORPUS --model {shlex.quote(str(trained.path))}")
+        yield record.advice.sentence
+    yield f"use it: retr index CORPUS --model {path}"
+    if record.settings.get("writes"):
+        yield f"let it write: retr paraphrase TEXT --model {path}"

@@ -28,7 +28,7 @@ from retrieval.storage import atomic_file, link_or_copy
 SHARD_ROWS = 2048
 """A shard is what a power cut costs: some 12 seconds of a laptop's encoding."""
 _SPARSE = 8
-"""Where one row of more than so many is wanted, its pages are asked for; else the system's own reading ahead serves."""
+"""Where one row of more than so many of a shard is wanted, its pages are asked for; else reading ahead serves."""
 
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -209,7 +209,7 @@ class Embeddings:
         shards = {number: self._shard(number) for number in np.unique(owners).tolist()}
         places = list(zip(owners.tolist(), (rows - self._firsts[owners]).tolist(), strict=True))
         taken = np.empty((len(rows), self._dimension()), dtype=np.float32)
-        if _SPARSE * len(rows) < len(self):
+        if _SPARSE * len(rows) < sum(map(len, shards.values())):
             size, addresses = taken.shape[1] * 4, {number: shard.ctypes.data for number, shard in shards.items()}
             for number, row in places:
                 _prefetch(addresses[number] + row * size, size)

@@ -87,7 +87,7 @@ class RescoredIndex(VectorIndex):
         distinct, places = np.unique(positions, return_inverse=True)
         vectors = np.zeros((len(distinct), self.dimension), np.float32)
         vectors[distinct >= 0] = self._vectors(distinct[distinct >= 0])
-        scores = np.matmul(vectors[places.reshape(positions.shape)], queries[:, :, None])[:, :, 0]
+        scores = np.einsum("qcm,qm->qc", vectors[places.reshape(positions.shape)], queries)
         scores[positions < 0] = -np.inf
         best = np.lexsort((positions, -scores), axis=1)[:, :k]
         return np.take_along_axis(scores, best, axis=1), np.take_along_axis(positions, best, axis=1)

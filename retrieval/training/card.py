@@ -10,6 +10,7 @@ from typing import Any
 
 from retrieval import __version__
 from retrieval.training.checkpoints import Point
+from retrieval.training.choice import short_names
 
 RECORD = "training.json"
 
@@ -66,7 +67,7 @@ class Record:
     """source, pooling, fingerprint and prompts of the model that training began from."""
     settings: dict[str, Any]
     data: Sequence[dict[str, Any]]
-    """name, role, rows and sha256 of each file."""
+    """name, role, rows and sha256 of each file; of those trained on, how many rows were trained on and held out."""
     notes: Sequence[str]
     curve: Sequence[Point]
     chosen: str
@@ -78,6 +79,13 @@ class Record:
     machine: dict[str, Any]
 
 
+def lasted(seconds: float) -> str:
+    """A time in words: seconds under a minute, hours from two on."""
+    if seconds < 60:
+        return "under 2 seconds" if seconds < 2 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
 def write_card(folder: Path, record: Record) -> None:
     """Add README.md and RECORD to a sentence-transformers folder."""
     content = {"retr_version": __version__, **asdict(record)}
@@ -86,7 +94,7 @@ def write_card(folder: Path, record: Record) -> None:
 
 
 def _lines(record: Record) -> list[str]:
-    start, minutes = record.start, record.seconds / 60
+    start = record.start
     lines = [
         "---",
         "library_name: sentence-transformers",
@@ -95,7 +103,7 @@ def _lines(record: Record) -> list[str]:
         "---",
         f"# {record.name}",
         "",
-        f"{start['source']} ({start['pooling']}), trained by retr {__version__} in {minutes:.1f} minutes on "
+        f"{start['source']} ({start['pooling']}), trained by retr {__version__} in {lasted(record.seconds)} on "
         f"{record.machine['cpu']}, {record.machine['threads']} threads, in {record.settings['precision']}:",
         "",
         "```sh",
@@ -112,6 +120,11 @@ def _lines(record: Record) -> list[str]:
         "```",
         "",
         f"Or `retr index CORPUS --model {record.name}`. Prompt before each text: {start['document_prompt']!r}.",
+        *(
+            [f"Its language-model head was trained too: `retr paraphrase TEXT --model {record.name}` writes."]
+            if record.settings.get("writes")
+            else []
+        ),
         "",
     ]
     if record.tests:
@@ -132,34 +145,44 @@ def _lines(record: Record) -> list[str]:
         ]
     if record.advice is not None:
         lines += ["## Poolings and transforms", "", record.advice.sentence, "", *_table(record.advice.by_transform), ""]
-    if record.curve and record.curve[-1].dev:
-        names = list(record.curve[-1].dev)
-        lines += [
-            "## Curve",
-            "",
-            "Spearman x 100 on dev sets, no sentence of which was trained on.",
-            "",
-            "| stage | step | minutes | loss | " + " | ".join(names) + " | mean |",
-            "|---:|---:|---:|---:|" + "---:|" * (len(names) + 1),
-            *(
-                f"| {point.stage + 1} | {point.step} | {point.seconds / 60:.1f} | {point.loss:.4f} | "
-                + " | ".join(f"{point.dev[name]:.2f}" for name in names)
-                + f" | {point.mean:.2f} |"
-                for point in record.curve
-                if point.dev
-            ),
-            "",
-        ]
-    lines += ["## Data", "", "| file | used for | rows | sha256 |", "|---|---|---:|---|"]
-    lines += [f"| {one['name']} | {one['role']} | {one['rows']:,} | {one['sha256']} |" for one in record.data]
+    if record.curve:
+        lines += ["## Curve", "", *_curve(record.curve), ""]
+    lines += [
+        "## Data",
+        "",
+        "| file | used for | rows | trained on | held out | sha256 |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for one in record.data:
+        counts = (f"{one[key]:,}" if key in one else "" for key in ("rows", "trained", "held_out"))
+        lines.append(f"| {one['name']} | {one['role']} | {' | '.join(counts)} | {one['sha256']} |")
     if record.notes:
         lines += ["", *(f"- {note}" for note in record.notes)]
-    lines += ["", "## Settings", "", *_table(record.settings)]
+    start_settings = {name: start[name] for name in ("pooling", "max_length")}
+    lines += ["", "## Settings", "", *_table({**start_settings, **record.settings})]
+    return lines
+
+
+def _curve(curve: Sequence[Point]) -> list[str]:
+    """A row a point; the stage only where there are several."""
+    names = short_names(name for point in curve for name in point.dev)
+    several = curve[-1].stage > 0
+    head = [*(["stage"] if several else []), "step", "time", "loss", *names.values(), *(["mean"] if names else [])]
+    lines = ["Spearman x 100 on dev sets and on the parts held out.", ""] if names else []
+    lines += ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
+    for point in curve:
+        cells = [f"{point.stage + 1}, {point.objective}"] if several else []
+        cells += [str(point.step), lasted(point.seconds), f"{point.loss:.4f}"]
+        cells += [f"{point.dev[name]:.2f}" for name in names] + ([f"{point.mean:.2f}"] if names else [])
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def _table(values: dict[str, Any]) -> list[str]:
     def shown(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ", ".join(map(str, value))
         return f"{value:.2f}" if isinstance(value, float) and abs(value) >= 1 else f"{value}"
 
-    return ["| | |", "|---|---:|", *(f"| {name} | {shown(value)} |" for name, value in values.items())]
+    rows = (f"| {name} | {shown(value)} |" for name, value in values.items() if value is not None)
+    return ["| | |", "|---|---:|", *rows]

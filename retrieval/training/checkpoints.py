@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save
 from retrieval.errors import TrainingError
 from retrieval.storage import atomic_file, replaced_folder
 
-_RUN, _LAST, _STATE, _TENSORS, _BEST = "run.json", "last", "state.json", "state.safetensors", "best.safetensors"
+LAST = "last"
+_RUN, _STATE, _TENSORS, _BEST = "run.json", "state.json", "state.safetensors", "best.safetensors"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -40,11 +41,22 @@ class Point:
     """Spearman x 100 by dev set; empty where there is none."""
     seconds: float
     """Of training until then, evaluation included."""
+    objective: str = ""
+    """Of the stage."""
+
+    def at(self, stages: int) -> str:
+        """Its place in a run of so many stages, in words."""
+        return at_step(self.step, self.stage, self.objective, stages)
 
     @property
     def mean(self) -> float:
         """Over the dev sets; minus infinity where there is none."""
         return sum(self.dev.values()) / len(self.dev) if self.dev else float("-inf")
+
+
+def at_step(step: int, stage: int, objective: str, stages: int) -> str:
+    """`step 5`, or where there are several stages `step 5 of stage 2 (sts)`."""
+    return f"step {step}" + (f" of stage {stage + 1} ({objective})" if stages > 1 else "")
 
 
 @dataclass
@@ -101,14 +113,14 @@ class RunFolder:
 
     def save(self, state: State, tensors: Tensors) -> None:
         """Replace the newest checkpoint; TrainingError where the disk refuses, and the one before stays."""
-        with _saving(f"the checkpoint of step {state.step}", self.path), replaced_folder(self.path / _LAST) as folder:
+        with _saving(f"the checkpoint of step {state.step}", self.path), replaced_folder(self.path / LAST) as folder:
             (folder / _TENSORS).write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
             content = {**vars(state), "curve": [vars(point) for point in state.curve]}
             (folder / _STATE).write_text(json.dumps(content), encoding="utf-8")
 
     def load(self) -> tuple[State, Tensors] | None:
         """The newest checkpoint; None where there is none yet. TrainingError where it is damaged."""
-        folder = self.path / _LAST
+        folder = self.path / LAST
         if not folder.exists():
             return None
         try:

@@ -6,7 +6,7 @@ arXiv:2109.01903.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,12 @@ class DevSets:
 def mean(scores: Mapping[str, float]) -> float:
     """Over the sets."""
     return sum(scores.values()) / len(scores)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of files without their folders, where that leaves them different."""
+    short = {name: name.rsplit("/", 1)[-1] for name in names}
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
 def weights_of(model: TrainableEncoder) -> Tensors:

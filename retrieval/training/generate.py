@@ -67,7 +67,7 @@ def generate(
         A number is out of its range.
     """
     samples = samples or _SAMPLES_A_PARAPHRASE * count
-    _check(count, samples, top_p, temperature, seed)
+    check_drawing(count, samples, top_p, temperature, seed)
     encoder = model.encoder
     limit = encoder.settings.max_length
     tokens = encoder.tokenize(texts, "document")["input_ids"] if texts else []
@@ -95,7 +95,8 @@ def generate(
     return found
 
 
-def _check(count: int, samples: int, top_p: float, temperature: float, seed: int) -> None:
+def check_drawing(count: int, samples: int = 1, top_p: float = 0.0, temperature: float = 1.0, seed: int = 0) -> None:
+    """Raises UsageError as `generate` does."""
     for name, value in (("paraphrases a text", count), ("samples a text", samples)):
         if value < 1:
             raise UsageError(f"{value} {name}: expected 1 or more")

@@ -17,13 +17,14 @@ import torch
 
 from retrieval.errors import TrainingError, UsageError
 from retrieval.training.batches import MIXES, Batch, plan
-from retrieval.training.checkpoints import Point, RunFolder, State, Tensors
+from retrieval.training.checkpoints import Point, RunFolder, State, Tensors, at_step
+from retrieval.training.choice import short_names
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import Objective
 from retrieval.types import Progress
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
-_SHOWN_ROWS = 5
+_SHOWN, _SHOWN_CHARACTERS = 3, 40  # examples of a batch
 Dev = Callable[[], dict[str, float]]
 """Spearman x 100 of the model as it is, by dev set."""
 
@@ -100,11 +101,12 @@ def train(
     found = folder.load()
     state, tensors = found if found else (State(), None)
     if tensors is not None:
-        progress.note(f"going on after step {state.step} of stage {state.stage + 1}, from '{folder.path}'")
+        name = stages[state.stage].objective.name
+        progress.note(f"going on after {at_step(state.step, state.stage, name, len(stages))}, from '{folder.path}'")
     for number in range(state.stage, len(stages)):
         if state.stage != number:
             state.stage, state.step = number, 0
-        _StageRun(model, stages[number], settings, folder, dev, progress, state).run(tensors)
+        _StageRun(model, stages, settings, folder, dev, progress, state).run(tensors)
         tensors = None
     return state
 
@@ -123,16 +125,16 @@ class _StageRun:
     def __init__(
         self,
         model: TrainableEncoder,
-        stage: Stage,
+        stages: Sequence[Stage],
         settings: LoopSettings,
         folder: RunFolder,
         dev: Dev | None,
         progress: Progress,
         state: State,
     ) -> None:
-        self._model, self._stage, self._settings = model, stage, settings
+        self._model, self._stage, self._stages, self._settings = model, stages[state.stage], len(stages), settings
         self._folder, self._dev, self._progress, self._state = folder, dev, progress, state
-        self._head = stage.objective.head
+        self._head = self._stage.objective.head
         if self._head is not None:
             self._head.to(model.device)
         self._named = {f"model.{name}": value for name, value in model.trained().items()}
@@ -143,9 +145,9 @@ class _StageRun:
             {"params": [value for value in self._named.values() if value.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimiser = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
-        count = stage.steps * settings.accumulate
+        count = self._stage.steps * settings.accumulate
         seed = settings.seed * 1009 + state.stage
-        self._batches = plan(stage.objective.lengths, settings.batch, count, seed, settings.mix)
+        self._batches = plan(self._stage.objective.lengths, settings.batch, count, seed, settings.mix)
         self._saved = time.monotonic()
 
     def run(self, tensors: Tensors | None) -> None:
@@ -153,7 +155,8 @@ class _StageRun:
         if tensors is not None:
             self._restore(tensors)
         self._model.model.train()
-        name = f"training, {self._stage.objective.name}"
+        of = f" {state.stage + 1} of {self._stages}" if self._stages > 1 else ""
+        name = f"training{of}, {self._stage.objective.name}"
         each = self._settings.batch * self._settings.accumulate
         with self._progress.stage(name, "examples", steps * each, min(state.step, steps) * each) as advance:
             while state.step < steps and not self._is_stale():
@@ -188,13 +191,14 @@ class _StageRun:
         state, started = self._state, time.monotonic()
         dev = self._dev() if self._dev is not None else {}
         state.seconds += time.monotonic() - started
-        best = state.best
-        point = Point(state.stage, state.step, sum(state.recent) / len(state.recent), dev, round(state.seconds, 1))
+        best, loss = state.best, sum(state.recent) / len(state.recent)
+        point = Point(state.stage, state.step, loss, dev, round(state.seconds, 1), self._stage.objective.name)
         state.curve.append(point)
         state.recent = []
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in dev.items())
+        names = short_names(dev)
+        shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in dev.items())
         mean = f"; mean {point.mean:.2f}" if len(dev) > 1 else ""
-        self._progress.note(f"step {state.step}: loss {point.loss:.4f}" + (f"; dev {shown}{mean}" if dev else ""))
+        self._progress.note(f"{self._at(state.step)}: loss {loss:.4f}" + (f"; dev {shown}{mean}" if dev else ""))
         if dev and (best is None or point.mean > best.mean):
             self._folder.save_best({name: value.detach() for name, value in self._model.trained().items()})
         self._save()
@@ -207,18 +211,22 @@ class _StageRun:
             return False
         before = max(point.mean for point in points[:-patience])
         if stale := all(point.mean <= before for point in points[-patience:]):
-            self._state.stopped = f"no gain in {patience} measurements"
-            self._progress.note(f"stopped at step {self._state.step}: {self._state.stopped}")
+            self._state.stopped = f"at {self._at(self._state.step)}: no gain in {patience} measurements"
+            self._progress.note(f"stopped {self._state.stopped}")
         return stale
+
+    def _at(self, step: int) -> str:
+        return at_step(step, self._state.stage, self._stage.objective.name, self._stages)
 
     def _finite(self, value: float, batch: Batch, what: str = "the loss") -> float:
         if math.isfinite(value):
             return value
-        source = self._stage.objective.sources[batch.source]
-        rows = ", ".join(str(row) for row in batch.rows[:_SHOWN_ROWS])
+        objective, rows = self._stage.objective, batch.rows[:_SHOWN].tolist()
+        examples = "; ".join(" | ".join(map(_short, objective.example(batch.source, row))) for row in rows)
         raise DivergedError(
-            f"{what} is {value} at step {self._state.step + 1}, in the batch of {len(batch.rows)} from {source} with "
-            f"rows {rows}, ... (from 0): give a smaller --lr, or --precision float32, and --fresh",
+            f"{what} is {value} at {self._at(self._state.step + 1)}, in the batch of {len(batch.rows)} from "
+            f"{objective.sources[batch.source]} that begins with {examples}. Give a smaller --lr, or --precision "
+            f"float32, and --fresh",
             self._state,
         )
 
@@ -239,6 +247,10 @@ class _StageRun:
                 _, number, key = name.split(".")
                 saved.setdefault(int(number), {})[key] = value
         self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": saved})
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
 
 
 def rate(step: int, steps: int, warmup: float) -> float:

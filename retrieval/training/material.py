@@ -27,13 +27,15 @@ from retrieval.training.examples import (
 from retrieval.training.loop import LoopSettings, Stage
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import (
+    CosentObjective,
     InBatchObjective,
     NliObjective,
     Objective,
-    PairObjective,
     SimcseObjective,
+    StsObjective,
     TripletObjective,
 )
+from retrieval.training.simbert import SimbertObjective, WritingEncoder
 
 STAGE_KINDS = ("nli", "sts", "triplets")
 HOLD_OUT = 0.1
@@ -70,7 +72,7 @@ class Material:
     dev: DevSets
     tests: Sequence[Pairs]
     files: Sequence[dict[str, Any]]
-    """name, role, rows and sha256 of each."""
+    """name, role, rows and sha256 of each; of those to train on, trained and held_out rows too."""
     notes: Sequence[str]
     """What was met in them."""
 
@@ -119,11 +121,12 @@ class Gathering:
     def nli(self, source: str) -> NliPairs:
         """Inferences; those held out count as pairs, of grade 1 for entailment, .5 for neutral, 0 for contradiction."""
         read = read_nli(source)
-        self._take(read, source)
+        file = self._take(read, source)
         if read.skipped:
             self._notes.append(f"{read.name}: {read.skipped:,} pairs without a gold label are left out")
         graded = TextPairs(read.name, read.sha256, read.first, read.second, _GRADES[read.labels], grades=(0.0, 1.0))
         rows = _rows(self._held_out(graded))
+        file.update(trained=len(rows), held_out=len(graded) - len(rows))
         first, second = [read.first[row] for row in rows], [read.second[row] for row in rows]
         self._add_texts(first, second)
         return replace(read, first=first, second=second, labels=read.labels[rows])
@@ -131,7 +134,7 @@ class Gathering:
     def triplets(self, source: str) -> Triplets:
         """Triplets; those held out count as two pairs, of labels 1 and 0."""
         read = read_triplets(source)
-        self._take(read, source)
+        file = self._take(read, source)
         together = TextPairs(read.name, read.sha256, read.anchor, read.positive, np.ones(len(read)), grades=(0.0, 1.0))
         held = self._split(together)
         if held is not None:
@@ -142,6 +145,7 @@ class Gathering:
             labels = np.repeat([1.0, 0.0], len(rows))
             self._dev.append(TextPairs(read.name, read.sha256, anchors * 2, others, labels))
         rows = _rows(together)
+        file.update(trained=len(rows), held_out=len(read) - len(rows))
         sides = [[side[row] for row in rows] for side in (read.anchor, read.positive, read.negative)]
         self._add_texts(*sides)
         return Triplets(read.name, read.sha256, *sides)
@@ -154,13 +158,13 @@ class Gathering:
         """Texts without labels; none is held out."""
         found = [read_texts(source, self._reading.folder) for source in sources]
         for each, source in zip(found, sources, strict=True):
-            self._take(each, source)
+            self._take(each, source).update(trained=len(each), held_out=0)
             self._add_texts(each.texts)
         return found
 
     def _pairs(self, source: str, positive: bool) -> TextPairs:
         read = read_training_pairs(source, self._reading.folder)
-        self._take(read, source)
+        file = self._take(read, source)
         if not positive:
             check_labels_differ(read)
         self._notes += [f"{read.name}: {words}" for words in noise(read).words]
@@ -175,16 +179,20 @@ class Gathering:
                 raise UsageError(f"{source}: all its pairs stand in {' and '.join(sorted(titles))}: name others")
             left = set(known)
             read = read.take([row for row in range(len(read)) if row not in left])
-        read = self._held_out(read)
-        if positive:
-            read = positives(read)
+        kept = self._held_out(read)
+        file["held_out"] = len(read) - len(kept)
+        read = positives(kept) if positive else kept
+        file["trained"] = len(read)
         self._add_texts(read.first, read.second)
         return read
 
-    def _take(self, read: Any, source: str) -> None:
+    def _take(self, read: Any, source: str) -> dict[str, Any]:
+        """What is told of a file that is trained on."""
         if any(file["sha256"] == read.sha256 for file in self._files):
             raise UsageError(f"{source} is named twice, or is a dev or test set of this run too: name it once")
-        self._files.append(_file(read, "training"))
+        file = _file(read, "training")
+        self._files.append(file)
+        return file
 
     def _held_out(self, pairs: TextPairs) -> TextPairs:
         """What is left to train on."""
@@ -234,20 +242,25 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
     return build
 
 
-def cosent(gathering: Gathering, sources: Sequence[str], scale: float) -> list[tuple[Make, int]]:
+def cosent(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources."""
+    _check_batch(batch)
     pairs = gathering.pairs(sources)
-    return [(lambda model: PairObjective("cosent", pairs, scale), sum(map(len, pairs)))]
+    return [(lambda model: CosentObjective(pairs, scale), sum(map(len, pairs)))]
 
 
 def simbert(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
-    """In-batch softmax on the pairs that belong together."""
+    """In-batch softmax on the pairs that belong together; where the model can write, paraphrases too."""
     _check_batch(batch)
     pairs = gathering.pairs(sources, positive=True)
     for each in pairs:
         if len(each) < 2:
             raise UsageError(f"{each.name} holds 1 pair that belongs together, expected 2: a batch compares them")
-    return [(lambda model: InBatchObjective(pairs, scale), sum(map(len, pairs)))]
+
+    def make(model: TrainableEncoder) -> Objective:
+        return (SimbertObjective if isinstance(model, WritingEncoder) else InBatchObjective)(pairs, scale)
+
+    return [(make, sum(map(len, pairs)))]
 
 
 def simcse(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
@@ -273,7 +286,7 @@ def _sbert_stage(gathering: Gathering, stage: str, margin: float) -> tuple[Make,
         triplets = gathering.triplets(source)
         return lambda model: TripletObjective(triplets, margin), len(triplets)
     (pairs,) = gathering.pairs([source])
-    return lambda model: PairObjective("regression", [pairs]), len(pairs)
+    return lambda model: StsObjective([pairs]), len(pairs)
 
 
 def _check_batch(batch: int) -> None:

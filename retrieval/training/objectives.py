@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,92 +37,119 @@ class Objective(Protocol):
         """Parameters beside the encoder's, which are dropped once training is over."""
         ...
 
+    def example(self, source: int, row: int) -> tuple[str, ...]:
+        """Its texts."""
+        ...
+
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
         """A scalar with a gradient."""
         ...
 
 
-class PairObjective:
-    """Cosines of pairs against their labels: `cosent` ranks them, `regression` reproduces them."""
+class _Examples:
+    """Texts of one or more sources, in columns of the names given."""
 
-    head = None
+    head: torch.nn.Module | None = None
 
-    def __init__(self, name: str, pairs: Sequence[TextPairs], scale: float = 20.0) -> None:
-        self.name, self.sources, self._pairs, self._scale = name, [each.name for each in pairs], pairs, scale
-        self.lengths = [_lengths(each.first, each.second) for each in pairs]
-        self._labels = [scaled(each) if name == "regression" else each.labels for each in pairs]
+    def __init__(self, read: Sequence[Any], *sides: str) -> None:
+        self.sources = [each.name for each in read]
+        self._columns = [[getattr(each, side) for side in sides] for each in read]
+        self.lengths = [_lengths(columns) for columns in self._columns]
+
+    def example(self, source: int, row: int) -> tuple[str, ...]:
+        return tuple(column[row] for column in self._columns[source])
+
+    def _texts(self, source: int, rows: NDArray[np.int64]) -> list[str]:
+        """A column after the other."""
+        return [column[row] for column in self._columns[source] for row in rows]
+
+
+class CosentObjective(_Examples):
+    """The order of pairs by cosine that of their labels."""
+
+    name = "cosent"
+
+    def __init__(self, pairs: Sequence[TextPairs], scale: float = 20.0) -> None:
+        super().__init__(pairs, "first", "second")
+        self._labels, self._scale = [each.labels for each in pairs], scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        pairs = self._pairs[source]
-        first, second = _sides(model, pairs.first, pairs.second, rows)
-        cosines = losses.cosines(first, second)
-        labels = torch.as_tensor(self._labels[source][rows], dtype=cosines.dtype, device=cosines.device)
-        if self.name == "regression":
-            return losses.cosine_regression(cosines, labels)
-        return losses.cosent(cosines, labels, self._scale)
+        cosines = losses.cosines(*_sides(model, self._texts(source, rows)))
+        return losses.cosent(cosines, _like(cosines, self._labels[source][rows]), self._scale)
 
 
-class InBatchObjective:
+class StsObjective(_Examples):
+    """Cosines that are the labels, brought to 0 to 1: SBERT's regression."""
+
+    name = "sts"
+
+    def __init__(self, pairs: Sequence[TextPairs]) -> None:
+        super().__init__(pairs, "first", "second")
+        self._labels = [scaled(each) for each in pairs]
+
+    def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
+        cosines = losses.cosines(*_sides(model, self._texts(source, rows)))
+        return losses.cosine_regression(cosines, _like(cosines, self._labels[source][rows]))
+
+
+class InBatchObjective(_Examples):
     """SimBERT's softmax over the other texts of the batch, on pairs that say the same."""
 
-    name, head = "in-batch softmax", None
+    name = "in-batch softmax"
 
     def __init__(self, pairs: Sequence[TextPairs], scale: float = 30.0) -> None:
-        self.sources, self._pairs, self._scale = [each.name for each in pairs], pairs, scale
-        self.lengths = [_lengths(each.first, each.second) for each in pairs]
+        super().__init__(pairs, "first", "second")
+        self._scale = scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        pairs = self._pairs[source]
-        kept = distinct(pairs.first, pairs.second, rows)
-        vectors = torch.stack(_sides(model, pairs.first, pairs.second, kept), dim=1).flatten(0, 1)  # rows 2i and 2i + 1
+        first, second = self._columns[source]
+        kept = distinct(first, second, rows)
+        vectors = torch.stack(_sides(model, self._texts(source, kept)), dim=1).flatten(0, 1)  # rows 2i and 2i + 1
         if len(kept) < 2:  # nothing to be told from
             return vectors.sum() * 0.0
         return losses.in_batch_softmax(vectors, self._scale)
 
 
-class SimcseObjective:
+class SimcseObjective(_Examples):
     """The same text twice, under two dropouts, among the other texts of the batch."""
 
-    name, head = "simcse", None
+    name = "simcse"
 
     def __init__(self, texts: Sequence[Texts], scale: float = 20.0) -> None:
-        self.sources, self._texts, self._scale = [each.name for each in texts], texts, scale
-        self.lengths = [_lengths(each.texts) for each in texts]
+        super().__init__(texts, "texts")
+        self._scale = scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        texts = self._texts[source].texts
-        first, second = _sides(model, texts, texts, rows)
-        return losses.simcse(first, second, self._scale)
+        return losses.simcse(*_sides(model, 2 * self._texts(source, rows)), self._scale)
 
 
-class TripletObjective:
+class TripletObjective(_Examples):
     """The anchor nearer to the positive than to the negative, by a margin."""
 
-    name, head = "triplets", None
+    name = "triplets"
 
     def __init__(self, triplets: Triplets, margin: float = 1.0) -> None:
-        self.sources, self._triplets, self._margin = [triplets.name], triplets, margin
-        self.lengths = [_lengths(triplets.anchor, triplets.positive, triplets.negative)]
+        super().__init__([triplets], "anchor", "positive", "negative")
+        self._margin = margin
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        sides = (self._triplets.anchor, self._triplets.positive, self._triplets.negative)
-        anchor, positive, negative = model.vectors([side[row] for side in sides for row in rows]).chunk(3)
+        anchor, positive, negative = model.vectors(self._texts(source, rows)).chunk(3)
         return losses.triplet(anchor, positive, negative, self._margin)
 
 
-class NliObjective:
+class NliObjective(_Examples):
     """SBERT's softmax over (u, v, |u - v|) with a weight of its own."""
 
     name = "nli"
 
     def __init__(self, pairs: NliPairs, dimension: int) -> None:
-        self.sources, self._pairs = [pairs.name], pairs
-        self.lengths = [_lengths(pairs.first, pairs.second)]
-        self.head = losses.NliHead(dimension, len(pairs.classes))
+        super().__init__([pairs], "first", "second")
+        self._labels = pairs.labels
+        self.head: losses.NliHead = losses.NliHead(dimension, len(pairs.classes))
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        logits = self.head(*_sides(model, self._pairs.first, self._pairs.second, rows))
-        return losses.nli(logits, torch.as_tensor(self._pairs.labels[rows], device=logits.device))
+        logits = self.head(*_sides(model, self._texts(source, rows)))
+        return losses.nli(logits, torch.as_tensor(self._labels[rows], device=logits.device))
 
 
 def distinct(first: Sequence[str], second: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,14 +164,16 @@ def distinct(first: Sequence[str], second: Sequence[str], rows: NDArray[np.int64
     return np.array(kept, dtype=np.int64)
 
 
-def _sides(
-    model: TrainableEncoder, first: Sequence[str], second: Sequence[str], rows: NDArray[np.int64]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The vectors of both sides, (B, d) each, from one pass."""
-    one, other = model.vectors([side[row] for side in (first, second) for row in rows]).chunk(2)
+def _sides(model: TrainableEncoder, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The vectors of the first half and of the second, (B, d) each, from one pass."""
+    one, other = model.vectors(texts).chunk(2)
     return one, other
 
 
-def _lengths(*sides: Sequence[str]) -> Lengths:
-    lengths: Lengths = np.array([[len(text) for text in side] for side in sides], dtype=np.int64).sum(axis=0)
+def _like(cosines: torch.Tensor, labels: NDArray[np.float64]) -> torch.Tensor:
+    return torch.as_tensor(labels, dtype=cosines.dtype, device=cosines.device)
+
+
+def _lengths(columns: Sequence[Sequence[str]]) -> Lengths:
+    lengths: Lengths = np.array([[len(text) for text in column] for column in columns], dtype=np.int64).sum(axis=0)
     return lengths

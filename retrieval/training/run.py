@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +14,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from retrieval.encoders.base import Encoder, EncoderSettings
-from retrieval.encoders.load import load_to_build
+from retrieval.encoders.load import Note, load_to_build
 from retrieval.errors import TrainingError
+from retrieval.evaluation.bench.results import machine
 from retrieval.evaluation.correlation import spearman
 from retrieval.evaluation.grid import Transforms
 from retrieval.evaluation.pairs import Pairs
@@ -25,11 +24,12 @@ from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.evaluation.sweep import SweepTask, make_passes, sweep
 from retrieval.storage import replace_folder, replaced_folder
 from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
-from retrieval.training.checkpoints import RunFolder, State, Tensors
-from retrieval.training.choice import DevSets, choose_blend, mean, set_weights, weights_of
+from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
+from retrieval.training.choice import DevSets, choose_blend, mean, set_weights, short_names, weights_of
 from retrieval.training.loop import DivergedError, LoopSettings, train
 from retrieval.training.material import Material
 from retrieval.training.model import TrainableEncoder
+from retrieval.training.simbert import WritingEncoder
 from retrieval.transforms.spec import NONE, TransformSpec, parse_transform
 from retrieval.transforms.whitening import DEFAULT_EPS, rank_of
 from retrieval.types import Progress
@@ -47,6 +47,13 @@ class Start:
     device: str = "auto"
     precision: str = "auto"
     frozen: str = "words"
+    writes: bool = False
+    """Whether the language-model head is trained too: see `simbert_settings`."""
+
+    def load(self, note: Note) -> TrainableEncoder:
+        """The model itself."""
+        kind = WritingEncoder if self.writes else TrainableEncoder
+        return kind(self.settings, device=self.device, precision=self.precision, frozen=self.frozen, note=note)
 
 
 @dataclass(frozen=True)
@@ -101,24 +108,23 @@ def run(
         if fresh:
             shutil.rmtree(working, ignore_errors=True)
         torch.manual_seed(loop.seed)  # of the heads
-        model = TrainableEncoder(
-            start.settings, device=start.device, precision=start.precision, frozen=start.frozen, note=progress.note
-        )
+        model = start.load(progress.note)
         settings = {**objective, **asdict(loop), "precision": model.precision, "frozen": start.frozen}
         begun = {**model.encoder.settings.to_json(), "fingerprint": model.encoder.fingerprint}
-        about = {"settings": settings, "start": begun, "data": list(material.files)}
+        data = [{key: file[key] for key in ("name", "role", "rows", "sha256")} for file in material.files]
+        about = {"settings": settings, "start": begun, "data": data}
         folder, before = RunFolder(working, about), weights_of(model)
         diverged: DivergedError | None = None
-        dev = material.dev.sampled(seed=loop.seed)
+        stages, dev = material.stages(model), material.dev.sampled(seed=loop.seed)
         scores = partial(dev.scores, model) if dev.pairs else None
         try:
-            state = train(model, material.stages(model), loop, folder, scores, progress)
+            state = train(model, stages, loop, folder, scores, progress)
         except DivergedError as error:
             state, diverged = error.state, error
             if state.best is None:
-                raise
-            state.stopped = str(error)
-        kept = _kept(model, before, folder, state, dev, choosing, progress)
+                raise TrainingError(f"{error}. {_left(folder)}") from None
+            state.stopped = f"since {error}"
+        kept = _kept(model, before, folder, state, len(stages), dev, choosing, progress)
         written = working / "model"
         with replaced_folder(written) as building:
             model.save(building)
@@ -130,7 +136,7 @@ def run(
             begun,
             settings,
             material.files,
-            [*material.notes, *([f"Training stopped early: {state.stopped}"] if state.stopped else [])],
+            [*material.notes, *([f"Stopped early {state.stopped}"] if state.stopped else [])],
             state.curve,
             kept.words,
             {f"{blend:g}": scores for blend, scores in kept.blends.items()},
@@ -144,8 +150,17 @@ def run(
         folder.remove()
     if diverged is not None:
         best = state.best
-        raise TrainingError(f"{diverged}. The best until then (step {best.step if best else 0}) is in '{output}'")
+        at = best.at(len(stages)) if best else ""
+        raise TrainingError(f"{diverged}. The best weights until then, after {at}, are in '{output}'")
     return Trained(output, record, state)
+
+
+def _left(folder: RunFolder) -> str:
+    """What a run leaves that diverged before anything was measured on a dev set."""
+    if (found := folder.load()) is not None:
+        return f"The checkpoint of step {found[0].step} is kept in '{folder.path / LAST}'"
+    folder.remove()
+    return "No checkpoint had been saved, and nothing was written"
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,7 @@ def _kept(
     before: Tensors,
     folder: RunFolder,
     state: State,
+    stages: int,
     dev: DevSets,
     choosing: Choosing,
     progress: Progress,
@@ -167,7 +183,7 @@ def _kept(
     best = folder.load_best()
     which = "The last weights: there was no dev set to choose by"
     if best is not None and (point := state.best) is not None:
-        which = f"The weights after step {point.step} of stage {point.stage + 1}, which did best on the dev sets"
+        which = f"The weights after {point.at(stages)}, which did best on the dev sets"
     end = best if best is not None else weights_of(model)
     if choosing.blend is not None or not dev.pairs:
         blend = choosing.blend or 1.0
@@ -176,8 +192,9 @@ def _kept(
     with progress.stage("blending", "blends", None):
         blends = choose_blend(model, before, end, dev)
     chosen = max(blends, key=lambda blend: mean(blends[blend]))
+    names = short_names(dev_set.name for dev_set in dev.pairs)
     for blend, scores in blends.items():
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+        shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in scores.items())
         progress.note(f"blend {blend:g}: mean {mean(scores):.2f} ({shown})")
     if chosen != 1:
         which += f"; {chosen:g} of the way to them from the starting model's, by the dev sets"
@@ -271,10 +288,4 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _machine() -> dict[str, Any]:
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{os.cpu_count()} CPUs",
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    return {**machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}

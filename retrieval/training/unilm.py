@@ -16,14 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrieval.encoders.base import EncoderSettings
 from retrieval.encoders.checkpoint import load_config, load_language_model, quiet_transformers
+from retrieval.encoders.modules import base_folder
 from retrieval.encoders.st_export import export_folder
 from retrieval.encoders.transformer import TransformerEncoder
 from retrieval.errors import EncoderError, UsageError
 from retrieval.storage import make_readable
 
-_MODEL_TYPE = "bert"
-_ALONE = "leave out --generate, or give --encoder-only to train the encoder alone"
+_MODEL_TYPE, _POOLINGS = "bert", ("cls",)
+
+
+class NoWriterError(EncoderError):
+    """A model that cannot write paraphrases: it is no BERT with a language-model head, read at [CLS], unprompted."""
 
 
 def unilm_mask(segments: Tensor, attention: Tensor) -> Tensor:
@@ -110,21 +115,15 @@ class UnilmModel(torch.nn.Module):
 
     Raises
     ------
-    EncoderError
-        The checkpoint is no BERT, or has no language-model head.
+    NoWriterError
+        The checkpoint is no BERT, or has no language-model head; another pooling, or a prompt.
     UsageError
-        Another pooling, a prompt, or a max length of which two are more than the model's positions.
+        A max length of which two are more than the model's positions.
     """
 
     def __init__(self, encoder: TransformerEncoder) -> None:
         super().__init__()
-        with quiet_transformers():
-            _check(encoder, load_config(encoder.base, False))
-            network = load_language_model(encoder.base, encoder.model.dtype)
-        if network is None:
-            raise EncoderError(
-                f"{encoder.settings.source} has no language-model head (cls.predictions in its weights): {_ALONE}"
-            )
+        network = _language_model(encoder.base, encoder.settings, encoder.poolings, encoder.model.dtype)
         self.network = network.to(encoder.model.device)
         self.network.base_model.load_state_dict(encoder.model.state_dict())
         trained = dict(encoder.model.named_parameters())
@@ -187,25 +186,35 @@ class UnilmModel(torch.nn.Module):
         return kinds
 
 
-def _check(encoder: TransformerEncoder, config: Any) -> None:
-    """Whether the objective can be had of the encoder."""
-    settings = encoder.settings
-    if encoder.poolings != ("cls",):
-        raise UsageError(f"pooling {settings.pooling!r}: SimBERT's vectors are those of [CLS]; give --pool cls")
+def check_writer(folder: Path, settings: EncoderSettings) -> None:
+    """Raises as UnilmModel does of an encoder with these settings, whose pooling is named."""
+    _language_model(base_folder(folder), settings, (settings.pooling,), torch.float32)
+
+
+def _language_model(base: Path, settings: EncoderSettings, poolings: Sequence[str], dtype: torch.dtype) -> Any:
+    """The model under its head, once it is clear that the objective can be had of it."""
+    source = settings.source
+    with quiet_transformers():
+        config = load_config(base, False)
+        segments = int(getattr(config, "type_vocab_size", 0))
+        if config.model_type != _MODEL_TYPE or segments < 2:
+            raise NoWriterError(
+                f"{source} is a {config.model_type} with {segments} kinds of segments, expected a {_MODEL_TYPE} with 2"
+            )
+        network = load_language_model(base, dtype)
+    if network is None:
+        raise NoWriterError(f"{source} has no language-model head (cls.predictions in its weights)")
+    if tuple(poolings) != _POOLINGS:
+        raise NoWriterError(f"pooling {settings.pooling!r}: SimBERT's vectors are those of [CLS], pooling cls")
     if settings.document_prompt:
-        raise UsageError(f"the prompt {settings.document_prompt!r} would stand in paraphrases too: {_ALONE}")
-    segments = int(getattr(config, "type_vocab_size", 0))
-    if config.model_type != _MODEL_TYPE or segments < 2:
-        raise EncoderError(
-            f"{settings.source} is a {config.model_type} with {segments} kinds of segments, "
-            f"expected a {_MODEL_TYPE} with 2: {_ALONE}"
-        )
+        raise NoWriterError(f"the prompt {settings.document_prompt!r} would stand in paraphrases too")
     most = most_tokens(config)
     if settings.max_length > most:
         raise UsageError(
             f"max length {settings.max_length}: two such texts are more than the {config.max_position_embeddings} "
-            f"tokens that {settings.source} takes; expected at most {most}"
+            f"tokens that {source} takes; expected at most {most}"
         )
+    return network
 
 
 def most_tokens(config: Any) -> int:
