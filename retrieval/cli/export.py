@@ -116,8 +116,9 @@ def faiss(
 ) -> None:
     """Write one FAISS file (linear transform, normalisation, index) that answers raw embeddings alone.
 
-    faiss.read_index(FILE).search(embeddings, k) gives the rows and scores of retr query; FILE.rows.parquet has the id,
-    text and kept columns of each row. The raw embeddings are those of the folder that retr export st --raw writes.
+    faiss.read_index(FILE).search(embeddings, k) gives the rows and scores of retr query, or of an ivf-pqfs index nearly
+    all of them; FILE.rows.parquet has the id, text and kept columns of each row. The raw embeddings are those of the
+    folder that retr export st --raw writes.
 
     Example: retr export faiss -i indexes/corpus -o corpus.faiss
     """

@@ -18,6 +18,8 @@ from retrieval.transforms.whitening import Whitening
 def write_faiss(vectors: Path, transform: Whitening | None, dimension: int, file: IO[bytes]) -> None:
     """Write an IndexPreTransform of LinearTransform (left out where there is no transform), normalisation and index.
 
+    A vector that is in two inverted lists goes back into one, or FAISS would find its row twice.
+
     Parameters
     ----------
     vectors : what VectorIndex.save wrote: an index of any kind over unit vectors, by inner product.

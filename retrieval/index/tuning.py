@@ -22,8 +22,8 @@ _TIMED_QUERIES = 32
 _LEAST_RECALL = 0.6
 _LESS_MISSED = 0.85
 # Nanoseconds on a core with AVX-512, which only rank settings: the choice is the same on a busy machine.
-_PER_CODE_BYTE = 0.036
-_PER_CANDIDATE_BYTE = 0.45
+_PER_CODE_BYTE = 0.033
+_PER_CANDIDATE_BYTE = 0.28
 _PER_CANDIDATE_READ = 1500.0  # mapped and transformed: half of what it takes, as a query alone pays more for codes too
 _NEAREST = 4 * K  # of which those beyond K count where they are as near as the last of the K
 _EQUAL = 1e-6
