@@ -203,7 +203,7 @@ def test_kinds_that_cannot_be_meant_are_refused(spec: str) -> None:
         (200_000, Wanted(1.0, 150 * 2**20), "flat-fp16"),
         (200_000, Wanted(0.99, 60 * 2**20), "ivf-pqfs-disk"),
         (50_000, Wanted(0.99, 14 * 2**20), "flat-sq8"),
-        (10_000, Wanted(0.99, 2**20), "ivf-pqfs-disk"),
+        (10_000, Wanted(0.99, 3 * 2**19), "ivf-pqfs-disk"),
         (1_000_000, Wanted(0.95, 2**30), "ivf-pqfs"),
         (1_000_000, Wanted(0.95, 2**29), "ivf-pqfs-disk"),
     ],
@@ -226,7 +226,7 @@ def test_too_few_rows_for_a_kind_fall_back_with_a_word() -> None:
 
 @pytest.mark.parametrize("spec", ["auto", "flat"])
 def test_a_memory_that_nothing_meets_names_the_least(spec: str) -> None:
-    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, ivf-pqfs-disk, takes 8.89 MiB"):
+    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, ivf-pqfs-disk, takes 9.25 MiB"):
         choose_spec(spec, 100_000, 256, Wanted(most_bytes=2**20))
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retrieval.errors import IndexFolderError
+from retrieval.index.spilled import in_one_list, spills
 from retrieval.transforms.whitening import Whitening
 
 
@@ -33,6 +34,9 @@ def write_faiss(vectors: Path, transform: Whitening | None, dimension: int, file
         index = faiss.read_index(str(vectors), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise IndexFolderError(f"{vectors} is not a whole FAISS index ({error}): build the index again") from None
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
+    if spills(inner):
+        in_one_list(inner)
     chain = faiss.IndexPreTransform(index)
     chain.prepend_transform(faiss.NormalizationTransform(index.d, 2.0))
     if transform is not None:

@@ -24,20 +24,25 @@ _EXACT_RECALL = 0.999
 class Kind:
     """A kind of index.
 
-    `factory` is FAISS's factory string with `{lists}` inverted lists, and 4-bit codes for one dimension each or for
-    `{codes}` groups. Where it says Refine, a few times k candidates are scored again with the vectors themselves in
-    float16, rotated first: the large common part of raw sentence vectors would else lie in one dimension, whose
-    rounding (2e-4) exchanges neighbours.
+    `factory` is FAISS's factory string with `{lists}` inverted lists and `{codes}` 4-bit codes (of balanced axes, see
+    balance.py). Where it says Refine, a few times k candidates are scored again with the vectors themselves in float16,
+    rotated first: the large common part of raw sentence vectors would else lie in one dimension, whose rounding (2e-4)
+    exchanges neighbours.
     """
 
     factory: str
     least_rows: int
     """Fewer cannot train it."""
     what: str
-    balanced: bool = False
-    """Dimensions are ordered first so that codes share their variance out evenly (balance.py)."""
+    twice: bool = False
+    """Every vector is in two inverted lists (spilled.py)."""
     rescored: bool = False
     """Its file holds codes alone, and the embeddings of the index folder score the candidates (rescored.py)."""
+
+    @property
+    def coded(self) -> bool:
+        """Whether it has 4-bit codes, of balanced axes."""
+        return "{codes}" in self.factory
 
 
 _LEAST_CODED = _POINTS_PER_CENTROID * _NIBBLE
@@ -51,13 +56,15 @@ KINDS = {
     "ivf": Kind("IVF{lists},Flat", _LEAST_CODED, "inverted lists of whole vectors"),
     "ivf-sq8": Kind("IVF{lists},SQ8," + _REFINED, _LEAST_CODED, "inverted lists of 8 bits, refined"),
     "ivf-pqfs": Kind(
-        "IVF{lists},PQ{dimension}x4fsr," + _REFINED, _LEAST_CODED, "inverted lists of 4-bit codes, refined"
+        "IVF{lists},PQ{codes}x4fsr," + _REFINED,
+        _LEAST_CODED,
+        "inverted lists of 4-bit codes, two for a vector, refined",
+        twice=True,
     ),
     "ivf-pqfs-disk": Kind(
         "IVF{lists},PQ{codes}x4fsr",
         _LEAST_CODED,
         "inverted lists of 4-bit codes, refined by the embeddings on disk",
-        balanced=True,
         rescored=True,
     ),
     "hnsw": Kind("HNSW32,Flat", 1, "a graph over whole vectors"),
@@ -185,16 +192,17 @@ def file_bytes(kind: str, rows: int, dimension: int) -> int:
     """Bytes of the vectors' file, about."""
     factory = KINDS[kind].factory
     lists = list_count(rows) if "{lists}" in factory else 0
-    each = 8.0 if lists else 0.0  # a position
-    for part, size in (("Flat", 4), ("SQfp16", 2), ("SQ8", 1), ("PQ{codes}", code_count(dimension) / 2 / dimension)):
+    copies = 2 if KINDS[kind].twice else 1
+    each = 8.0 * copies if lists else 0.0  # a position
+    for part, size in (("Flat", 4), ("SQfp16", 2), ("SQ8", 1)):
         each += size * dimension if part in factory else 0
-    each += dimension / 2 if "PQ{dimension}" in factory else 0
     each += dimension / 8 + 8 if "RaBitQ" in factory else 0
     each += 32 * 2 * 4 + 16 if "HNSW" in factory else 0
     once = 4 * dimension**2 if "RR" in factory else 0
-    if "x4fs" in factory:
-        code_bytes = (code_count(dimension) if "{codes}" in factory else dimension) / 2
-        once += 4 * _NIBBLE * dimension + int(lists * _BLOCK / 2 * code_bytes)
+    if KINDS[kind].coded:
+        code_bytes = code_count(dimension) // 2
+        each += code_bytes * copies
+        once += 4 * (_NIBBLE + dimension) * dimension + lists * _BLOCK // 2 * code_bytes
     return int(rows * each + (4 * dimension + 8) * lists + once)
 
 
@@ -227,8 +235,8 @@ def list_count(rows: int) -> int:
 
 
 def code_count(dimension: int) -> int:
-    """4-bit codes of a vector: two dimensions share one, or as few more as divide m."""
-    return next((dimension // shared for shared in (2, 3, 4) if dimension % shared == 0), dimension)
+    """4-bit codes of a vector, an even number: two axes share one, but for the first and maybe a few more."""
+    return dimension // 4 * 2 + 2
 
 
 def sample_rows(spec: str, rows: int) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.errors import DimensionError, IndexFolderError, UsageError
-from retrieval.index.balance import balance, in_an_order
+from retrieval.index.balance import balance, balanced
 from retrieval.index.gpu import gpu_copy, on_gpu
 from retrieval.index.knobs import layers, parameters, read_setting, selective, stored, write_setting
 from retrieval.index.spec import EXACT, INDEX_SPECS, KINDS, Setting, factory_string, list_count
+from retrieval.index.spilled import Filling, distinct, spills
 
 _FEW_ALLOWED = 20_000
 _SHARE_ALLOWED = 0.05
@@ -27,6 +28,7 @@ _SHARE_ALLOWED = 0.05
 _SHARE_CANDIDATES = 0.25
 """Of the rows: where so many would be refined, comparing all is no slower."""
 
+_METRIC = faiss.METRIC_INNER_PRODUCT
 _MOST_HITS_OF_GPU = 2048
 _ANY_DIMENSION = 256
 _UNPARSED = "could not parse"  # what index_factory says of a string that is none
@@ -59,7 +61,7 @@ def check_factory(spec: str, dimension: int | None = None) -> None:
     if spec in INDEX_SPECS:
         return
     try:
-        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(dimension or _ANY_DIMENSION, spec, _METRIC)
     except RuntimeError as error:
         if dimension is None and _UNPARSED not in str(error):
             return
@@ -85,10 +87,11 @@ class VectorIndex:
 
     def __init__(self, dimension: int, spec: str = "flat", numbered: bool = False, *, rows: int = 0) -> None:
         check_factory(spec, dimension)
-        index = faiss.index_factory(dimension, factory_string(spec, dimension, rows), faiss.METRIC_INNER_PRODUCT)
-        if spec in KINDS and KINDS[spec].balanced:
-            index = in_an_order(index)
+        factory = factory_string(spec, dimension, rows)
+        coded = spec in KINDS and KINDS[spec].coded
+        index = balanced(factory, dimension) if coded else faiss.index_factory(dimension, factory, _METRIC)
         self._own(faiss.IndexIDMap(index) if numbered else index)
+        self._twice = spec in KINDS and KINDS[spec].twice
         self.setting = Setting(nprobe=max(8, list_count(rows) // 32), k_factor=8, ef_search=64)
 
     def _own(self, index: Any, mapped: bool = False) -> None:
@@ -100,6 +103,8 @@ class VectorIndex:
         self._rows = self._count_rows()
         self._gpu: tuple[Any, Any] | None = None
         self._mapped = mapped
+        self._twice = spills(self._inner)
+        self._filling: Filling | None = None
 
     def _count_rows(self) -> int:
         if self._ids is None:
@@ -141,8 +146,8 @@ class VectorIndex:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of a vector that a search goes through before it refines, where FAISS tells."""
-        return int(getattr(layers(self._inner)[-1], "code_size", 4 * self.dimension))
+        """Bytes of a vector that a search of all lists goes through before it refines, where FAISS tells."""
+        return int(getattr(layers(self._inner)[-1], "code_size", 4 * self.dimension)) * (2 if self._twice else 1)
 
     def search_on(self, device: str) -> None:
         """Search batches on a GPU from now on, with a copy of the index there; what is saved stays the CPU's.
@@ -184,14 +189,27 @@ class VectorIndex:
             raise UsageError("this index is memory-mapped, and takes no vectors: load it with mmap=False")
         if not self.is_trained:
             raise UsageError("this kind of index learns from a sample: train it before vectors are added")
+        new = vectors if self._ids is None else vectors[vectors.any(axis=1)]
         if self._ids is not None:
-            found = np.flatnonzero(vectors.any(axis=1))
-            self._index.add_with_ids(vectors[found], found + self._rows)
-            self._ids = np.concatenate([self._ids, found + self._rows])
+            self._ids = np.concatenate([self._ids, np.flatnonzero(vectors.any(axis=1)) + self._rows])
+        if self._twice:
+            self._filling = self._filling or Filling(self._inner)
+            self._filling.add(new)
+            self._index.ntotal = self._inner.ntotal
+        elif self._ids is None:
+            self._index.add(new)
         else:
-            self._index.add(vectors)
+            self._index.add_with_ids(new, self._ids[len(self) :])
         self._rows += len(vectors)
         self._gpu = None  # which lacks them
+
+    def _settle(self) -> None:
+        """Let FAISS find what was added."""
+        if self._filling is not None:
+            self._filling.pack()
+            self._filling = None
+            if self._ids is not None:
+                faiss.copy_array_to_vector(self._ids, self._index.id_map)
 
     def search(
         self,
@@ -217,6 +235,7 @@ class VectorIndex:
         """
         if k < 1:
             raise UsageError(f"k is {k}, expected at least 1")
+        self._settle()
         queries = self._checked(queries)
         mask = None if allowed is None else self._positions_allowed(allowed)
         count = len(self) if mask is None else int(mask.sum())
@@ -244,6 +263,7 @@ class VectorIndex:
         self, queries: NDArray[np.float32], count: int, allowed: NDArray[np.bool_], setting: Setting
     ) -> NDArray[np.int64]:
         """The rows that a search would refine, the nearest by their codes first, shape (q, count); -1: no more."""
+        self._settle()
         mask = self._positions_allowed(allowed)
         base = self._inner.base_index if isinstance(self._inner, faiss.IndexRefine) else self._inner
         base = faiss.downcast_index(base)
@@ -275,6 +295,10 @@ class VectorIndex:
         self, queries: NDArray[np.float32], k: int, mask: NDArray[np.bool_] | None, setting: Setting
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The search that the kind is for; position -1 where it finds fewer than k."""
+        if self._twice:
+            setting = replace(setting, k_factor=max(1, (setting.k_factor or self.setting.k_factor or 1) / 2))
+            scores, positions = self._inner.search(queries, 2 * k, params=parameters(self._inner, setting, mask))
+            return distinct(scores, positions, k)
         if mask is None or selective(self._inner):
             scores, positions = self._inner.search(queries, k, params=parameters(self._inner, setting, mask))
             return scores, positions
@@ -307,6 +331,7 @@ class VectorIndex:
 
     def save(self, path: Path) -> None:
         """Write FAISS's own file. Raises OSError where it cannot be written whole."""
+        self._settle()
         try:
             faiss.write_index(self._index, str(path))
         except RuntimeError as error:
