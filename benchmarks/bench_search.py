@@ -40,7 +40,7 @@ from bench_build import RESULTS, machine
 from numpy.typing import NDArray
 
 from retrieval.index.embeddings import SHARD_ROWS, Embeddings, EmbeddingShards, EmbeddingsKey, key_of_folder
-from retrieval.index.rescored import RescoredIndex
+from retrieval.index.rescored import RescoredIndex, transformed
 from retrieval.index.spec import EXACT, Wanted, is_rescored
 from retrieval.index.tuning import Point
 from retrieval.index.vectors import VectorIndex
@@ -95,7 +95,7 @@ class Retr:
             return index
         embeddings, transform = Embeddings([self._work / EMBEDDINGS]), load_transform(self._work / TRANSFORM)
         embeddings.hold()
-        return RescoredIndex(index, lambda rows: unit_vectors(embeddings.take(rows), transform))
+        return RescoredIndex(index, transformed(embeddings.take, transform))
 
     def cold(self, queries: Floats, setting: Any) -> list[float]:
         """Milliseconds of single queries whose candidates no cache holds; none for kinds without such."""

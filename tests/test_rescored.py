@@ -22,10 +22,12 @@ from retrieval.index import folder as layout
 from retrieval.index.balance import balanced_axes
 from retrieval.index.building import build_vectors
 from retrieval.index.embeddings import Embeddings, EmbeddingShards, EmbeddingsKey
-from retrieval.index.rescored import RescoredIndex
+from retrieval.index.rescored import RescoredIndex, transformed
 from retrieval.index.spec import EXACT, Setting, Wanted, choose_spec, code_count
 from retrieval.index.vectors import VectorIndex
 from retrieval.transforms.apply import unit_vectors
+from retrieval.transforms.moments import Moments
+from retrieval.transforms.whitening import Whitening
 
 KIND = "ivf-pqfs-disk"
 ROWS, DIMENSION = 4000, 16
@@ -107,6 +109,19 @@ def test_of_equal_vectors_the_smaller_rows_come_first() -> None:
     index.add(documents)
     found = index.search(documents[1000:1001], 30, setting=Setting(nprobe=8, k_factor=4))[1][0]
     assert found.tolist() == list(range(1000, 1030))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 512, 513, 3000])
+def test_few_rows_and_many_are_transformed_alike(rows: int) -> None:
+    moments = Moments(24)
+    embeddings = np.random.default_rng(3).normal(2, np.geomspace(1, 0.1, 24), size=(3000, 24)).astype(np.float32)
+    moments.update(embeddings)
+    whitening = Whitening.fit(moments, 10)[0]
+    before = embeddings.copy()
+    wanted = np.sort(np.random.default_rng(4).permutation(3000)[:rows])
+    found = transformed(embeddings.__getitem__, whitening)(wanted)
+    np.testing.assert_allclose(found, unit_vectors(embeddings[wanted], whitening), atol=TOLERANCE)
+    np.testing.assert_array_equal(embeddings, before)
 
 
 def test_codes_alone_are_not_built_without_vectors_to_score_with() -> None:

@@ -12,11 +12,11 @@ from retrieval.errors import IndexFolderError
 from retrieval.index import folder as layout
 from retrieval.index.documents import Documents
 from retrieval.index.embeddings import Embeddings
-from retrieval.index.rescored import RescoredIndex
+from retrieval.index.rescored import RescoredIndex, transformed
 from retrieval.index.spec import Setting, is_rescored
 from retrieval.index.vectors import VectorIndex
 from retrieval.index.withheld import Withheld
-from retrieval.transforms.apply import load_transform, unit_vectors
+from retrieval.transforms.apply import load_transform
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,6 @@ def _rescored(vectors: VectorIndex, folder: Path, manifest: layout.Manifest, mma
         )
     embeddings.hold(mmap)
     transform = load_transform(folder / layout.TRANSFORM) if layout.TRANSFORM in manifest.files else None
-    rescored = RescoredIndex(vectors, lambda rows: unit_vectors(embeddings.take(rows), transform))
+    rescored = RescoredIndex(vectors, transformed(embeddings.take, transform))
     rescored.setting = Setting(k_factor=manifest.index.get("setting", {}).get("k_factor"))
     return rescored

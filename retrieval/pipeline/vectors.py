@@ -12,6 +12,7 @@ from retrieval.errors import BuildError, TransformError, UsageError
 from retrieval.index import folder as layout
 from retrieval.index.building import Built, build_vectors
 from retrieval.index.embeddings import Embeddings, EmbeddingShards
+from retrieval.index.rescored import transformed
 from retrieval.index.spec import Wanted, choose_spec, readable
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform
@@ -136,7 +137,7 @@ def index_vectors(
     BuildError
         All are rows of zeros.
     """
-    counts, rows, stored = shards.counts(), shards.key.rows, Embeddings([shards.folder])
+    counts, rows = shards.counts(), shards.key.rows
     m = transform.m if transform is not None else dimension
     numbered = counts["without_vector"] > 0
     chosen, reason = choose_spec(spec, rows, m, wanted, numbered)
@@ -147,7 +148,7 @@ def index_vectors(
         rows,
         m,
         chosen,
-        take=lambda some: unit_vectors(stored.take(some), transform),
+        take=transformed(Embeddings([shards.folder]).take, transform),
         wanted=wanted,
         numbered=numbered,
         device=device,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from retrieval.errors import TransformError, UsageError
 from retrieval.evaluation.bench.sources import Source
 from retrieval.index.building import Chunks
-from retrieval.index.rescored import Take
+from retrieval.index.rescored import Take, transformed
 from retrieval.transforms.apply import unit_vectors
 from retrieval.transforms.base import Transform, check_finite
 from retrieval.transforms.moments import USUAL, Moments
@@ -54,7 +54,7 @@ class Material:
 
     def unit_rows(self, transform: Transform | None) -> Take:
         """Some of them, by rows that rise."""
-        return lambda rows: unit_vectors(self.source.take(self.kept[rows]), transform)
+        return transformed(lambda rows: self.source.take(self.kept[rows]), transform)
 
 
 def gather(

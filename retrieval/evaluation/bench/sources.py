@@ -15,7 +15,7 @@ from retrieval.evaluation.task_files import read_documents
 from retrieval.index import folder as layout
 from retrieval.index.building import Chunks
 from retrieval.index.documents import Documents
-from retrieval.index.rescored import Take
+from retrieval.index.rescored import Raw
 from retrieval.pipeline.standing import Standing
 from retrieval.search import Index
 from retrieval.types import NoProgress, Progress
@@ -33,7 +33,7 @@ class Source:
     rows: int
     chunks: Chunks
     """Raw float32 vectors, shape (n, d), a chunk at a time; rows of zeros are texts without a vector."""
-    take: Take
+    take: Raw
     """The same by their rows, which rise, without a pass over the others."""
     queries: NDArray[np.float32] | None = None
     """Raw, shape (q, d); None: some of the rows are to be held out."""
@@ -134,7 +134,7 @@ def npy_source(base: Path, queries: Path | None = None) -> Source:
     return Source(f"the vectors of '{base.name}'", vectors.shape[1], len(vectors), *by_rows(vectors), asked)
 
 
-def by_rows(vectors: NDArray[np.generic]) -> tuple[Chunks, Take]:
+def by_rows(vectors: NDArray[np.generic]) -> tuple[Chunks, Raw]:
     """Anything that is sliced like an array, shape (n, d), as float32 chunks, and some rows of it, which rise."""
 
     def chunks() -> Iterator[NDArray[np.float32]]:
