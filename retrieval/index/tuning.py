@@ -81,16 +81,22 @@ class HeldOut:
         return mask
 
     def recall(self, found: NDArray[np.int64]) -> float:
-        """Share of the K true neighbours among rows found, int64, shape (q, any).
+        """Share of the K true neighbours among rows found, int64, shape (q, any)."""
+        return self.recalls(found, [found.shape[1]])[0]
 
-        A row that is as near as the last of them is as good: equal texts have equal vectors.
+    def recalls(self, found: NDArray[np.int64], counts: Sequence[int]) -> list[float]:
+        """The recall of the first so many rows found, for each count.
+
+        A row that is as near as the last of the true neighbours is as good: equal texts have equal vectors.
         """
         there = self._nearest >= 0
         wanted = there[:, :K].sum(axis=1)
         least = np.where(there[:, :K], self._scores[:, :K], np.inf).min(axis=1, initial=np.inf)
         good = there & (self._scores >= least[:, None] - _EQUAL)
-        hits = ((self._nearest[:, :, None] == found[:, None, :]).any(axis=2) & good).sum(axis=1)
-        return float(np.minimum(hits, wanted).sum() / max(1, wanted.sum()))
+        same = self._nearest[:, :, None] == found[:, None, :]  # (q, _NEAREST, any)
+        places = np.where(same.any(axis=2) & good, same.argmax(axis=2), found.shape[1])
+        hits = [np.minimum((places < count).sum(axis=1), wanted).sum() for count in counts]
+        return [float(hit / max(1, wanted.sum())) for hit in hits]
 
 
 def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
@@ -105,12 +111,12 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
             setting = Setting(nprobe=nprobe, ef_search=ef_search)
             factors = _K_FACTORS if knobs.k_factor else (None,)
             rows = index.candidates(held_out.vectors, int(K * (factors[-1] or 1)), allowed, setting)
-            for k_factor in factors:
-                count = int(K * (k_factor or 1))
+            counts = [int(K * (k_factor or 1)) for k_factor in factors]
+            for k_factor, count, recall in zip(factors, counts, held_out.recalls(rows, counts), strict=True):
                 scanned = len(index) * (nprobe / lists if nprobe and lists else 1)
                 cost = ef_search or _PER_CODE_BYTE * scanned * index.code_bytes
                 cost += per_candidate * count
-                found.append((cost, held_out.recall(rows[:, :count]), Setting(nprobe, k_factor, ef_search)))
+                found.append((cost, recall, Setting(nprobe, k_factor, ef_search)))
         if max(recall for _, recall, _ in found) > 0.9995:
             break
     points: list[Point] = []
