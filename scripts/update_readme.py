@@ -1,5 +1,7 @@
 """Put the figures of benchmarks/results/*.json into the READMEs, between their markers.
 
+The words around them, in each README's language, are those of readme_words.toml.
+
 python scripts/update_readme.py
 """
 
@@ -7,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,245 +19,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 _GRID = ("m", "transform")
 _POINTS = 6  # of a training curve
 
-WORDS: dict[str, dict[str, Any]] = {
-    "README.md": {
-        "build": (
-            "Building an index of {rows:,} titles, a whole process each, imports and model loading included "
-            "(median of {repeats}, in turn in one run; {where}; `{command}`):"
-        ),
-        "head": (
-            "",
-            "texts/s",
-            "x sentence-transformers + faiss",
-            "encoding alone, texts/s",
-            "peak MiB",
-            "same 10 neighbours as the peer",
-        ),
-        "titles": (
-            "All {rows:,} titles: {minutes:.1f} minutes, {rate:,.0f} texts/s, peak {peak:,.0f} MiB, index of "
-            "{dimension} dimensions ({where}; `{command}`)."
-        ),
-        "encode": (
-            "Encoding {texts:,} sentences of LCQMC test and {texts:,} titles with the default model, by backend and "
-            "precision (medians of {repeats}, in turn in one process; the loss is against torch float32; {where}; "
-            "`{command}`). The default on this machine is {default}:"
-        ),
-        "encode_head": (
-            "",
-            "LCQMC, texts/s",
-            "titles, texts/s",
-            "times faster than the peer",
-            "one text, ms",
-            "lowest cosine",
-            "after whiten-256",
-            "LCQMC Spearman: raw, rotate-256, whiten-256",
-        ),
-        "search": (
-            "Searching {rows:,} x {dimension} vectors, {queries:,} held-out queries in a batch, k = 10, the fastest "
-            "setting that reaches recall .95 and .99 on other queries (medians of {repeats}, in turn in one run; "
-            "{where}; `python benchmarks/bench_search.py`):"
-        ),
-        "search_head": (
-            "",
-            "recall",
-            "queries/s",
-            "x hnswlib",
-            "x ScaNN",
-            "one query, p50 and p99, ms",
-            "build, s",
-            "bytes a vector",
-        ),
-        "query": (
-            "One query as a whole cold process over {rows:,} titles (medians of {repeats}, in turn in one run; the "
-            "peer is a script with sentence-transformers and faiss over the same vectors; `import numpy` alone takes "
-            "{numpy:.2f} s; {where}; `{command}`):"
-        ),
-        "whiten": (
-            "Fitting a whitening of {dimension} dimensions on float32 vectors from disk, reading included (median of "
-            "{repeats}, in turn in one process; x is against one `X.T @ X` over the same chunks of the same rows, "
-            "{measure:.1f} s for {rows:,}; memory is what comes on top of its; accuracy is the largest |W'CW - I| for "
-            "means of norm {means}; {where}; `{command}`):"
-        ),
-        "whiten_head": ("", "rows", "seconds", "x", "extra MiB"),
-        "whiten_mean": "at mean {mean}",
-        "whiten_fails": "fails",
-        "known": (
-            "Known items: {queries:,} questions of LCQMC test that have a paraphrase there, each asked of "
-            "{documents:,} documents, which are the distinct sentences of the test split and the titles; values "
-            "x 100 with 95 % intervals, lower bounds because LCQMC's own pairs alone are judged ("
-            "`retr eval --retrieval lcqmc`; the "
-            "default model, {backend}, {precision}, transforms fitted on the documents; {date}; `{command}`):"
-        ),
-        "known_head": ("transform", "dimensions", "recall@1", "recall@10", "MRR@10", "first hit unjudged"),
-        "quality": (
-            "Spearman x 100 on the test splits of five Chinese sets, raw and at 256 dimensions, transforms fitted on "
-            "dev sentences without labels; in bold what `--transform auto` takes for these encoders ({date}; "
-            "`python benchmarks/bench_quality.py --data data`):"
-        ),
-        "quality_head": ("model", "transform"),
-        "query_head": (
-            "model",
-            "",
-            "cold, s",
-            "times faster than the peer",
-            "same 10 neighbours",
-            "warm, ms (of it the search for neighbours)",
-        ),
-        "dims": (
-            "What a cut costs: {documents:,} titles, {queries:,} held-out titles as queries, exact search; {pairs} for "
-            "Spearman and as known items among its sentences, with the transform fitted on the titles "
-            "({where}; `{command}`):"
-        ),
-        "dims_head": (
-            "",
-            "recall@{k} of the uncut vectors' nearest",
-            "known items: recall@{k}",
-            "MRR@{k}",
-            "Spearman",
-            "one query, ms (p50, p99)",
-            "bytes/document",
-        ),
-        "dims_says": (
-            "At {m} of {d} dimensions {best} keeps most of the neighbours ({best_recall:.1%}; {others}), and known "
-            "items have an MRR@{k} of {best_mrr:.3f} ({uncut_mrr:.3f} uncut); at {least}, {least_best} keeps "
-            "{least_recall:.1%}, with {least_mrr:.3f}."
-        ),
-        "train": (
-            "Training with CoSENT, {batch} pairs a batch, {precision}, word embeddings {frozen}: {steps} steps on "
-            "{pairs} from the default model, beside SentenceTransformerTrainer on the same pairs (medians of {repeats} "
-            "with their range, in turn in one process; Spearman x 100 on {held_out:,} pairs held out, {before:.2f} "
-            "before; {where}; `{command}`). retr is {ratio:.2f} times as fast ({low:.2f} to {high:.2f}):"
-        ),
-        "train_frozen": {"words": "frozen", "none": "trained too"},
-        "train_head": ("", "texts/s", "mean loss", "Spearman after"),
-        "trained": (
-            "Trained from {start} in {minutes:.0f} minutes, seed {seed} ({where}); the dev sets chose step {step} of "
-            "{steps} and blend {blend:g}. Spearman x 100 on test splits, scored once, raw and cut, the cut fitted on "
-            "training texts:"
-        ),
-        "trained_head": ("test", "pairs", "before", "trained", "before, {cut}", "trained, {cut}"),
-        "trained_curve": "Its curve, Spearman x 100 on dev sets and on the parts held out:",
-        "trained_curve_head": ("step", "minutes", "loss", "mean"),
-        "simcse": (
-            "SimCSE from {start} on {rows:,} texts without labels, in {minutes:.0f} minutes, seed {seed} ({where}; "
-            "`{command}`): {figures}."
-        ),
-        "fronts": ("Recall against the time of a query", "Recall against bytes a document"),
-    },
-    "README.zh.md": {
-        "build": (
-            "给 {rows:,} 条标题建索引，各用一个完整进程，含导入与加载模型"
-            "（同一次运行里轮流做，取 {repeats} 次的中位数；{where}；`{command}`）："
-        ),
-        "head": (
-            "",
-            "条/秒",
-            "与 sentence-transformers + faiss 之比",
-            "只算编码，条/秒",
-            "内存峰值 MiB",
-            "前 10 个近邻与对照的重合",
-        ),
-        "titles": (
-            "全部 {rows:,} 条标题：{minutes:.1f} 分钟，{rate:,.0f} 条/秒，内存峰值 {peak:,.0f} MiB，索引 {dimension} 维"
-            "（{where}；`{command}`）。"
-        ),
-        "encode": (
-            "用默认模型编码 LCQMC 测试集的 {texts:,} 句和 {texts:,} 条标题，按后端与精度（同一进程里轮流做，"
-            "取 {repeats} 次的中位数；损失以 torch float32 为准；{where}；`{command}`）。这台机器上默认是 {default}："
-        ),
-        "encode_head": (
-            "",
-            "LCQMC，条/秒",
-            "标题，条/秒",
-            "比对照快几倍",
-            "单条，毫秒",
-            "最低余弦",
-            "whiten-256 之后",
-            "LCQMC Spearman：原始、rotate-256、whiten-256",
-        ),
-        "search": (
-            "检索 {rows:,} x {dimension} 的向量，{queries:,} 条留出的查询成批，k = 10，取在另一些查询上召回率"
-            "达到 .95 和 .99 的最快设置（同一次运行里轮流做，取 {repeats} 次的中位数；{where}；"
-            "`python benchmarks/bench_search.py`）："
-        ),
-        "search_head": (
-            "",
-            "召回率",
-            "查询/秒",
-            "比 hnswlib",
-            "比 ScaNN",
-            "单条 p50、p99，毫秒",
-            "建索引，秒",
-            "每向量字节",
-        ),
-        "query": (
-            "在 {rows:,} 条标题上查询一句，从冷启动到结束的完整进程（同一次运行里轮流做，取 {repeats} 次的中位数；"
-            "对照是用 sentence-transformers 和 faiss 查同一批向量的脚本；单是 `import numpy` 就要 {numpy:.2f} 秒；"
-            "{where}；`{command}`）："
-        ),
-        "whiten": (
-            "从磁盘上的 float32 向量拟合 {dimension} 维白化，含读取（同一进程里轮流做，取 {repeats} 次的中位数；"
-            "倍数是与对同样的块做一次 `X.T @ X` 相比，{rows:,} 行需 {measure:.1f} 秒；内存是比它多用的部分；"
-            "精度是均值的模为 {means} 时的最大 |W'CW - I|；{where}；`{command}`）："
-        ),
-        "whiten_head": ("", "行数", "秒", "倍数", "多用的 MiB"),
-        "whiten_mean": "均值 {mean}",
-        "whiten_fails": "失败",
-        "known": (
-            "已知项检索：LCQMC 测试集中有同义句的 {queries:,} 个问题，"
-            "各在 {documents:,} 条文档（测试集的不同句子和全部标题）中查找；"
-            "数值乘以 100，带 95 % 区间；只有 LCQMC 自己的句对有判定，所以是下界"
-            "（`retr eval --retrieval lcqmc`；默认模型，{backend}，{precision}，"
-            "变换在文档上拟合；{date}；`{command}`）："
-        ),
-        "known_head": ("变换", "维数", "recall@1", "recall@10", "MRR@10", "首条无人判定"),
-        "quality": (
-            "五个中文数据集测试集上的 Spearman x 100，原始向量与 256 维，变换在 dev 的句子上拟合，不用标签；"
-            "粗体是 `--transform auto` 为这些编码器选的（{date}；`python benchmarks/bench_quality.py --data data`）："
-        ),
-        "quality_head": ("模型", "变换"),
-        "query_head": ("模型", "", "冷启动，秒", "比对照快几倍", "前 10 个近邻的重合", "热查询，毫秒（其中找近邻）"),
-        "dims": (
-            "降维的代价：{documents:,} 条标题，留出 {queries:,} 条标题作查询，精确检索；{pairs} 用来算 Spearman，"
-            "并在它的句子里做已知项检索，变换在标题上拟合（{where}；`{command}`）："
-        ),
-        "dims_head": (
-            "",
-            "对未降维近邻的召回率@{k}",
-            "已知项：召回率@{k}",
-            "MRR@{k}",
-            "Spearman",
-            "单条查询，毫秒（p50、p99）",
-            "字节/文档",
-        ),
-        "dims_says": (
-            "{d} 维降到 {m} 维，{best} 保住的近邻最多（{best_recall:.1%}；{others}），"
-            "已知项的 MRR@{k} 为 {best_mrr:.3f}（未降维 {uncut_mrr:.3f}）；"
-            "降到 {least} 维，{least_best} 保住 {least_recall:.1%}，MRR 为 {least_mrr:.3f}。"
-        ),
-        "train": (
-            "CoSENT 训练，每批 {batch} 对，{precision}，词向量{frozen}：从默认模型出发，在 {pairs} 上训练 {steps} 步，"
-            "与 SentenceTransformerTrainer 用同样的句对相比（同一进程里轮流做，取 {repeats} 次的中位数和范围；"
-            "Spearman x 100 在留出的 {held_out:,} 对上测，训练前 {before:.2f}；{where}；`{command}`）。"
-            "retr 的速度是对照的 {ratio:.2f} 倍（{low:.2f} 到 {high:.2f}）："
-        ),
-        "train_frozen": {"words": "不变", "none": "也训练"},
-        "train_head": ("", "条/秒", "平均损失", "训练后 Spearman"),
-        "trained": (
-            "从 {start} 出发训练 {minutes:.0f} 分钟，种子 {seed}（{where}）；开发集选了第 {step} 步（共 {steps} 步），"
-            "混合比例 {blend:g}。测试集上的 Spearman x 100，只测一次，原始向量与降维后，"
-            "变换在训练文本上拟合："
-        ),
-        "trained_head": ("测试集", "句对", "训练前", "训练后", "训练前，{cut}", "训练后，{cut}"),
-        "trained_curve": "训练曲线，开发集与留出部分上的 Spearman x 100：",
-        "trained_curve_head": ("步", "分钟", "损失", "平均"),
-        "simcse": (
-            "SimCSE，从 {start} 出发，{rows:,} 条文本，不用标注，{minutes:.0f} 分钟，种子 {seed}"
-            "（{where}；`{command}`）：{figures}。"
-        ),
-        "fronts": ("召回率与单条查询的时间", "召回率与每个文档的字节数"),
-    },
-}
+WORDS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("readme_words.toml").read_text(encoding="utf-8")
+)
 
 
 def figures(readme: str) -> str:
@@ -594,7 +362,7 @@ def _result(name: str) -> dict[str, Any]:
     return result
 
 
-def _head(cells: tuple[str, ...]) -> list[str]:
+def _head(cells: Sequence[str]) -> list[str]:
     return ["| " + " | ".join(cells) + " |", "|---" * len(cells) + "|"]
 
 

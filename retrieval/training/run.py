@@ -214,8 +214,8 @@ class _Measured:
     def _load(self, settings: EncoderSettings) -> Encoder:
         return load_to_build(settings, self._device, "auto", "auto", self._progress.note)
 
-    def advice(self) -> Advice:
-        """Poolings x transforms on the dev sets; transforms are fitted on training texts."""
+    def advice(self) -> Advice | None:
+        """Poolings x transforms on the dev sets, fitted on training texts; None where these carry no transform."""
         passes = make_passes(self._after, None, self._progress.note)
         found: dict[tuple[str, str], list[float]] = {}
         for each in self._material.dev.pairs:
@@ -227,8 +227,11 @@ class _Measured:
                     found.setdefault((cell.pooling, cell.transform), []).append(100 * cell.spearman)
         sets = len(self._material.dev.pairs)
         means = {key: sum(values) / sets for key, values in found.items() if len(values) == sets}
-        best, pooling = max(means, key=lambda key: means[key]), self._after.pooling
+        pooling = self._after.pooling
         by_transform = {name: value for (each, name), value in means.items() if each == pooling}
+        if NONE not in by_transform or len(by_transform) == 1:
+            return None
+        best = max(means, key=lambda key: means[key])
         return Advice(pooling, by_transform[NONE], (*best, means[best]), by_transform)
 
     def tests(self) -> list[TestScore]:
@@ -278,6 +281,8 @@ def _locked(output: Path) -> Iterator[None]:
     lock = FileLock(output.with_name(f".{output.name}.training.lock"))
     try:
         lock.acquire(timeout=0)
+        if not Path(lock.lock_file).exists():  # the run that held it ended meanwhile and took the file away
+            raise Timeout(lock.lock_file)
     except Timeout:
         raise TrainingError(f"another command is training '{output}': wait for it, or give another with -o") from None
     try:
