@@ -226,7 +226,7 @@ def test_too_few_rows_for_a_kind_fall_back_with_a_word() -> None:
 
 @pytest.mark.parametrize("spec", ["auto", "flat"])
 def test_a_memory_that_nothing_meets_names_the_least(spec: str) -> None:
-    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, ivf-pqfs-disk, takes 9.25 MiB"):
+    with pytest.raises(UsageError, match=r"do not fit into 1 MiB.* the smallest kind, ivf-pqfs-disk, takes 10.2 MiB"):
         choose_spec(spec, 100_000, 256, Wanted(most_bytes=2**20))
 
 

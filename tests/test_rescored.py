@@ -31,7 +31,7 @@ from retrieval.transforms.whitening import Whitening
 
 KIND = "ivf-pqfs-disk"
 ROWS, DIMENSION = 4000, 16
-TEXTS = random_texts(3300, seed=21, longest=12)
+TEXTS = random_texts(4000, seed=21, longest=12)
 QUERIES = random_texts(20, seed=22)
 TOLERANCE = 2e-6  # of float32 sums of unit vectors
 
@@ -169,9 +169,9 @@ def test_balanced_axes_find_more_by_codes_alone(monkeypatch: pytest.MonkeyPatch)
     assert found[0] > found[1] + 0.03, found
 
 
-def built(tmp_path: Path, encoder: MadeUpEncoder, every: int = 50, **options: Any) -> Index:
-    """Three thousand documents, ids 0, 1, ..., of which every fiftieth has no vector."""
-    texts = [UNKNOWN + text if i % every == every - 1 else text for i, text in enumerate(TEXTS[:3000])]
+def built(tmp_path: Path, encoder: MadeUpEncoder, every: int = 50, count: int = 3000, **options: Any) -> Index:
+    """So many documents, ids 0, 1, ..., of which every fiftieth has no vector."""
+    texts = [UNKNOWN + text if i % every == every - 1 else text for i, text in enumerate(TEXTS[:count])]
     records = [{"id": str(i), "text": text, "year": 2000 + i % 20} for i, text in enumerate(texts)]
     options = {"index": KIND, "transform": "rotate-12", **options}
     corpus = CorpusOptions(id_column="id", keep=("year",))
@@ -244,14 +244,14 @@ def test_how_many_candidates_are_read_is_kept_with_the_index(tmp_path: Path, enc
     assert Index.open(tmp_path / "i", encoder=encoder)._opened.vectors.setting.k_factor == factor
 
 
-@pytest.mark.parametrize(("every", "most"), [(10_000, 47_000), (50, 70_000)])
+@pytest.mark.parametrize(("every", "most"), [(10_000, 62_500), (50, 95_000)])
 def test_too_little_memory_for_others_makes_auto_choose_it(
     tmp_path: Path, encoder: MadeUpEncoder, every: int, most: int
 ) -> None:
-    index = built(tmp_path, encoder, every, index="auto", transform="none", wanted=Wanted(most_bytes=most))
+    index = built(tmp_path, encoder, every, 4000, index="auto", transform="none", wanted=Wanted(most_bytes=most))
     assert index.manifest.index["spec"] == KIND
     assert index.manifest.files[layout.VECTORS]["bytes"] <= most
-    assert choose_spec("auto", 3000, 16, Wanted(most_bytes=most))[0] == (KIND if every > 3000 else "flat-sq8")
+    assert choose_spec("auto", 4000, 16, Wanted(most_bytes=most))[0] == (KIND if every > 4000 else "flat-sq8")
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])

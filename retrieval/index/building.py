@@ -84,21 +84,24 @@ def build_vectors(
         index = RescoredIndex(index, take)
     order = np.random.default_rng(SEED).permutation(rows)
     count = min(_HELD_OUT, int(_HELD_OUT_SHARE * rows))
+    held = order[: 0 if spec in EXACT_KINDS or count < _LEAST_HELD_OUT else count]
+    sample = order[len(held) :][: 0 if index.is_trained else sample_rows(spec, rows)]
     held_out = None
-    if spec not in EXACT_KINDS and count >= _LEAST_HELD_OUT:
-        held_out = HeldOut(*_take(chunks, np.sort(order[:count])))
-        order = order[count:]
-    if not index.is_trained:
-        sample = np.sort(order[: sample_rows(spec, rows)])
+    if len(held) or len(sample):
+        vectors, places = _take(chunks, np.sort(np.concatenate([held, sample])))  # one pass for both
+        is_held = np.isin(places, held)
+        held_out = HeldOut(vectors[is_held], places[is_held]) if len(held) else None
+    if len(sample):
         with progress.stage("training", "vectors", len(sample)) as advance:
             try:
-                index.train(_take(chunks, sample)[0], device)
+                index.train(vectors[~is_held], device)
             except UsageError as error:
                 progress.note(f"index flat, not {spec}: {error}")
                 return build_vectors(
                     chunks, rows, dimension, "flat", wanted=wanted, numbered=numbered, progress=progress
                 )
             advance(len(sample))
+
     start = 0
     with progress.stage("indexing", "vectors", rows) as advance:
         for chunk in chunks():

@@ -11,7 +11,7 @@ from retrieval.errors import UsageError
 SEED = 0
 _POINTS_PER_CENTROID = 64  # FAISS's k-means wants 39, or it warns
 _NIBBLE = 16  # centroids of a 4-bit code
-_BLOCK = 32  # vectors of a list that FastScan stores together, if need be with empty places
+_BLOCK = 32  # vectors of a list that FastScan stores together, at the end with up to 31 empty places
 _FLAT_ROWS = 20_000
 """Up to here exact search takes less than a millisecond at 256 dimensions, and there is nothing to win."""
 _LISTED_ROWS, _LISTED_RECALL = 80_000, 0.95
@@ -189,7 +189,7 @@ def choose_spec(spec: str, rows: int, dimension: int, wanted: Wanted, numbered: 
 
 
 def file_bytes(kind: str, rows: int, dimension: int) -> int:
-    """Bytes of the vectors' file, about."""
+    """Bytes of the vectors' file, at most; a few hundred of its own words are not counted."""
     factory = KINDS[kind].factory
     lists = list_count(rows) if "{lists}" in factory else 0
     copies = 2 if KINDS[kind].twice else 1
@@ -202,7 +202,7 @@ def file_bytes(kind: str, rows: int, dimension: int) -> int:
     if KINDS[kind].coded:
         code_bytes = code_count(dimension) // 2
         each += code_bytes * copies
-        once += 4 * (_NIBBLE + dimension) * dimension + lists * _BLOCK // 2 * code_bytes
+        once += 4 * (_NIBBLE + dimension) * dimension + lists * (_BLOCK - 1) * code_bytes
     return int(rows * each + (4 * dimension + 8) * lists + once)
 
 
