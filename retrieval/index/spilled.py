@@ -35,7 +35,7 @@ class Filling:
     """
 
     def __init__(self, index: Any) -> None:
-        self._layers = _, _, lists = layers(index)
+        self._layers = _, chain, lists = layers(index)
         codes = lists.pq
         self._plain = faiss.IndexIVFPQ(
             lists.quantizer, lists.d, lists.nlist, codes.M, codes.nbits, faiss.METRIC_INNER_PRODUCT
@@ -44,12 +44,15 @@ class Filling:
         lists.orig_invlists = self._plain.invlists
         lists.reconstruct_orig_invlists()
         lists.orig_invlists = None
+        codes.sync_transposed_centroids()  # a quarter faster
+        axes = faiss.downcast_VectorTransform(chain.chain.at(0))
+        self._axes = faiss.vector_to_array(axes.A).reshape(axes.d_out, axes.d_in).T
         self._centroids = lists.quantizer.reconstruct_n(0, lists.nlist)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """Append vectors, shape (n, m); they cannot be found until they are packed."""
         refined, axes, lists = self._layers
-        inside = axes.chain.at(0).apply(vectors)
+        inside = vectors @ self._axes
         rows = np.arange(refined.ntotal, refined.ntotal + len(vectors))
         for chosen in _two_lists(inside, self._centroids):
             self._plain.add_core(len(inside), *map(faiss.swig_ptr, (inside, rows, chosen)), None)
@@ -67,13 +70,16 @@ class Filling:
 
 def _two_lists(vectors: NDArray[np.float32], centroids: NDArray[np.float32]) -> tuple[NDArray[np.int64], ...]:
     """The nearest list of each vector, and its second one, int64, shape (n,) each."""
-    products = vectors @ centroids.T  # (n, lists)
-    first, every = products.argmax(axis=1), np.arange(len(vectors))
+    double = 2 * vectors @ centroids.T  # (n, lists): twice the products
+    first, every = double.argmax(axis=1), np.arange(len(vectors))
     residuals = vectors - centroids[first]
     lengths = np.linalg.norm(residuals, axis=1, keepdims=True)
     directions = residuals / np.maximum(lengths, _LEAST_LENGTH)
-    loss = np.einsum("ij,ij->i", centroids, centroids) - 2 * products  # |vector - centroid|^2 - |vector|^2
-    loss += (np.einsum("ij,ij->i", vectors, directions)[:, None] - directions @ centroids.T) ** 2
+    loss = directions @ centroids.T
+    loss -= np.einsum("ij,ij->i", vectors, directions)[:, None]
+    np.square(loss, out=loss)  # of the part along the first residual
+    loss -= double
+    loss += np.einsum("ij,ij->i", centroids, centroids)  # |vector - centroid|^2 - |vector|^2 without that part
     if len(centroids) > 1:
         loss[every, first] = np.inf
     return first.astype(np.int64), loss.argmin(axis=1).astype(np.int64)

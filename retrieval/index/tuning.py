@@ -18,6 +18,8 @@ from retrieval.index.vectors import VectorIndex
 K = 10
 """Recall is that of so many neighbours."""
 _K_FACTORS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+_MORE_FACTORS = 4
+"""More lists want more candidates: so many factors are tried beyond the one that was enough for fewer lists."""
 _FINE_STEPS = (0.93, 0.998)
 """Between these recalls, which most people ask for, twice as many settings are tried."""
 _TIMED_QUERIES = 16
@@ -113,16 +115,18 @@ def measure_curve(index: VectorIndex, held_out: HeldOut) -> list[Point]:
     is_read = isinstance(index, RescoredIndex)
     per_candidate = _PER_CANDIDATE_READ if is_read else _PER_CANDIDATE_BYTE * 2 * index.dimension
     found: list[tuple[float, float, Setting]] = []
-    best = 0.0
+    best, useful = 0.0, len(_K_FACTORS)
     for step, nprobe in enumerate(_steps(1, lists, 4) if lists else (None,)):
         if step % 2 and nprobe != lists and not _FINE_STEPS[0] <= best <= _FINE_STEPS[1]:
             continue
         for ef_search in _steps(K, 1024, 2) if knobs.ef_search else (None,):
             setting = Setting(nprobe=nprobe, ef_search=ef_search)
-            factors = _K_FACTORS if knobs.k_factor else (None,)
+            factors = _K_FACTORS[:useful] if knobs.k_factor else (None,)
             rows = index.candidates(held_out.vectors, int(K * (factors[-1] or 1)), allowed, setting)
             counts = [int(K * (k_factor or 1)) for k_factor in factors]
-            for k_factor, count, recall in zip(factors, counts, held_out.recalls(rows, counts), strict=True):
+            recalls = held_out.recalls(rows, counts)
+            useful = next(i for i, recall in enumerate(recalls) if recall > recalls[-1] - _SPARE) + _MORE_FACTORS
+            for k_factor, count, recall in zip(factors, counts, recalls, strict=True):
                 scanned = len(index) * (nprobe / lists if nprobe and lists else 1)
                 cost = ef_search or _PER_CODE_BYTE * scanned * index.code_bytes
                 cost += per_candidate * count
