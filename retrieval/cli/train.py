@@ -91,6 +91,14 @@ BlendOption = Annotated[
 FreezeOption = Annotated[
     str, typer.Option(help="words: the word embeddings stay as they are; none: everything is trained.")
 ]
+PunctuationOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-punctuation",
+        help="Leave the final punctuation of texts where it is. Default: it is dealt out anew among the texts of a "
+        "batch, so that no label is learnt from it.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 PrecisionOption = Annotated[str, typer.Option(help="auto (bf16 where the processor has it), float32 or bf16.")]
 AdviseOption = Annotated[
@@ -178,6 +186,7 @@ def _command(*without: str, **defaults: Any) -> Callable[[Callable[..., None]], 
 def cosent(
     sources: PairsArgument,
     scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 20.0,
+    keep_punctuation: PunctuationOption = False,
     **options: Any,
 ) -> None:
     """Rank the cosines of pairs as their labels: CoSENT. For pairs with 0 and 1, or with grades.
@@ -188,11 +197,11 @@ def cosent(
     """
     from retrieval.training import material
 
-    objective = {"objective": "cosent", "scale": scale}
-    _print(
-        _train(options, objective, lambda found, loop: material.cosent(found, sources, scale, loop.batch)),
-        options["as_json"],
-    )
+    def makes(found: Gathering, loop: LoopSettings) -> Sequence[tuple[Make, int]]:
+        return material.cosent(found, sources, scale, loop.batch, deals=not keep_punctuation)
+
+    objective = {"objective": "cosent", "scale": scale, "keep_punctuation": keep_punctuation}
+    _print(_train(options, objective, makes), options["as_json"])
 
 
 @_command("mix")
@@ -206,6 +215,7 @@ def sbert(
         ),
     ],
     margin: Annotated[float, typer.Option(help="Of triplets: how much nearer the positive has to be.")] = 1.0,
+    keep_punctuation: PunctuationOption = False,
     **options: Any,
 ) -> None:
     """SBERT: inference classes from (u, v, |u - v|), cosines that reproduce labels, or triplets; in stages.
@@ -214,8 +224,11 @@ def sbert(
     """
     from retrieval.training import material
 
-    objective = {"objective": "sbert", "stages": stage, "margin": margin}
-    _print(_train(options, objective, lambda found, loop: material.sbert(found, stage, margin)), options["as_json"])
+    def makes(found: Gathering, loop: LoopSettings) -> Sequence[tuple[Make, int]]:
+        return material.sbert(found, stage, margin, deals=not keep_punctuation)
+
+    objective = {"objective": "sbert", "stages": stage, "margin": margin, "keep_punctuation": keep_punctuation}
+    _print(_train(options, objective, makes), options["as_json"])
 
 
 @_command(batch=64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
 
-_WINDOW = 4  # batches sorted by length together; more, and those of one length are of one label: 12 % of LCQMC at 16
+_WINDOW = 64  # batches sorted by length together: pairs of a batch have one length, and no label is learnt from it
 
 MIXES = {"sqrt": 0.5, "size": 1.0, "even": 0.0}
 """How often a source has its turn, by the power of its size that it is in proportion to."""

@@ -35,6 +35,7 @@ from retrieval.training.objectives import (
     StsObjective,
     TripletObjective,
 )
+from retrieval.training.shortcuts import shortcuts
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
 
 STAGE_KINDS = ("nli", "sts", "triplets")
@@ -167,7 +168,7 @@ class Gathering:
         file = self._take(read, source)
         if not positive:
             check_labels_differ(read)
-        self._notes += [f"{read.name}: {words}" for words in noise(read).words]
+        self._notes += [f"{read.name}: {words}" for words in (*noise(read).words, *shortcuts(read))]
         known = [row for row in range(len(read)) if frozenset((read.first[row], read.second[row])) in self._unseen]
         if known:
             titles = {self._unseen[frozenset((read.first[row], read.second[row]))] for row in known}
@@ -242,11 +243,13 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
     return build
 
 
-def cosent(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
-    """CoSENT on labelled pairs of several sources."""
+def cosent(
+    gathering: Gathering, sources: Sequence[str], scale: float, batch: int, *, deals: bool
+) -> list[tuple[Make, int]]:
+    """CoSENT on labelled pairs of several sources; `deals` as of the objective."""
     _check_batch(batch)
     pairs = gathering.pairs(sources)
-    return [(lambda model: CosentObjective(pairs, scale), sum(map(len, pairs)))]
+    return [(lambda model: CosentObjective(pairs, scale, deals=deals), sum(map(len, pairs)))]
 
 
 def simbert(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:
@@ -270,23 +273,23 @@ def simcse(gathering: Gathering, sources: Sequence[str], scale: float, batch: in
     return [(lambda model: SimcseObjective(texts, scale), sum(map(len, texts)))]
 
 
-def sbert(gathering: Gathering, stages: Sequence[str], margin: float) -> list[tuple[Make, int]]:
+def sbert(gathering: Gathering, stages: Sequence[str], margin: float, *, deals: bool) -> list[tuple[Make, int]]:
     """SBERT's three objectives, in the order of the stages `nli:FILE`, `sts:FILE`, `triplets:FILE`."""
-    return [_sbert_stage(gathering, stage, margin) for stage in stages]
+    return [_sbert_stage(gathering, stage, margin, deals) for stage in stages]
 
 
-def _sbert_stage(gathering: Gathering, stage: str, margin: float) -> tuple[Make, int]:
+def _sbert_stage(gathering: Gathering, stage: str, margin: float, deals: bool) -> tuple[Make, int]:
     kind, colon, source = stage.partition(":")
     if not colon or not source or kind not in STAGE_KINDS:
         raise UsageError(f"stage {stage!r}: expected one of {', '.join(f'{each}:FILE' for each in STAGE_KINDS)}")
     if kind == "nli":
         inferences = gathering.nli(source)
-        return lambda model: NliObjective(inferences, model.dimension), len(inferences)
+        return lambda model: NliObjective(inferences, model.dimension, deals=deals), len(inferences)
     if kind == "triplets":
         triplets = gathering.triplets(source)
         return lambda model: TripletObjective(triplets, margin), len(triplets)
     (pairs,) = gathering.pairs([source])
-    return lambda model: StsObjective([pairs]), len(pairs)
+    return lambda model: StsObjective([pairs], deals=deals), len(pairs)
 
 
 def _check_batch(batch: int) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from retrieval.training import losses
 from retrieval.training.examples import NliPairs, TextPairs, Texts, Triplets, scaled
 from retrieval.training.model import TrainableEncoder
+from retrieval.training.shortcuts import deal_ends, end_of
 
 Lengths = NDArray[np.int64]
 
@@ -47,21 +48,28 @@ class Objective(Protocol):
 
 
 class _Examples:
-    """Texts of one or more sources, in columns of the names given."""
+    """Texts of one or more sources, in columns of the names given.
+
+    Parameters
+    ----------
+    deals : whether the final punctuation of a batch's texts is dealt out anew, so that no label is learnt from it.
+    """
 
     head: torch.nn.Module | None = None
 
-    def __init__(self, read: Sequence[Any], *sides: str) -> None:
+    def __init__(self, read: Sequence[Any], *sides: str, deals: bool = False) -> None:
         self.sources = [each.name for each in read]
         self._columns = [[getattr(each, side) for side in sides] for each in read]
-        self.lengths = [_lengths(columns) for columns in self._columns]
+        self._deals = deals
+        self.lengths = [_lengths(columns, deals) for columns in self._columns]
 
     def example(self, source: int, row: int) -> tuple[str, ...]:
         return tuple(column[row] for column in self._columns[source])
 
     def _texts(self, source: int, rows: NDArray[np.int64]) -> list[str]:
         """A column after the other."""
-        return [column[row] for column in self._columns[source] for row in rows]
+        texts = [column[row] for column in self._columns[source] for row in rows]
+        return deal_ends(texts) if self._deals else texts
 
 
 class CosentObjective(_Examples):
@@ -69,8 +77,8 @@ class CosentObjective(_Examples):
 
     name = "cosent"
 
-    def __init__(self, pairs: Sequence[TextPairs], scale: float = 20.0) -> None:
-        super().__init__(pairs, "first", "second")
+    def __init__(self, pairs: Sequence[TextPairs], scale: float = 20.0, *, deals: bool = False) -> None:
+        super().__init__(pairs, "first", "second", deals=deals)
         self._labels, self._scale = [each.labels for each in pairs], scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -83,8 +91,8 @@ class StsObjective(_Examples):
 
     name = "sts"
 
-    def __init__(self, pairs: Sequence[TextPairs]) -> None:
-        super().__init__(pairs, "first", "second")
+    def __init__(self, pairs: Sequence[TextPairs], *, deals: bool = False) -> None:
+        super().__init__(pairs, "first", "second", deals=deals)
         self._labels = [scaled(each) for each in pairs]
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -142,8 +150,8 @@ class NliObjective(_Examples):
 
     name = "nli"
 
-    def __init__(self, pairs: NliPairs, dimension: int) -> None:
-        super().__init__([pairs], "first", "second")
+    def __init__(self, pairs: NliPairs, dimension: int, *, deals: bool = False) -> None:
+        super().__init__([pairs], "first", "second", deals=deals)
         self._labels = pairs.labels
         self.head: losses.NliHead = losses.NliHead(dimension, len(pairs.classes))
 
@@ -174,6 +182,7 @@ def _like(cosines: torch.Tensor, labels: NDArray[np.float64]) -> torch.Tensor:
     return torch.as_tensor(labels, dtype=cosines.dtype, device=cosines.device)
 
 
-def _lengths(columns: Sequence[Sequence[str]]) -> Lengths:
-    lengths: Lengths = np.array([[len(text) for text in column] for column in columns], dtype=np.int64).sum(axis=0)
+def _lengths(columns: Sequence[Sequence[str]], without_ends: bool) -> Lengths:
+    counted = [[len(text) - (len(end_of(text)) if without_ends else 0) for text in column] for column in columns]
+    lengths: Lengths = np.array(counted, dtype=np.int64).sum(axis=0)
     return lengths
