@@ -60,11 +60,26 @@ def test_a_batch_holds_texts_of_about_one_length() -> None:
     assert np.mean(spreads) < 3  # of a random batch it is 88
 
 
-@pytest.mark.parametrize(("mix", "share"), [("sqrt", 1 / 3), ("size", 1 / 5), ("even", 1 / 2)])
+@pytest.mark.parametrize(("mix", "share"), [("sqrt", 1 / 3), ("size", 1 / 5), ("even", 1 / 2), ("3,1", 3 / 4)])
 def test_sources_have_their_turn_by_the_mix(mix: str, share: float) -> None:
     # 100 and 400 examples: by the root 10 to 20, by size 1 to 4.
     planned = plan([np.ones(100, np.int64), np.ones(400, np.int64)], 8, 4000, 0, mix)
     assert abs(np.mean([batch.source == 0 for batch in planned]) - share) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("mix", "words"),
+    [
+        ("3,1,1", r"'3,1,1' has 3 weights, expected one of each of 2 sources"),
+        ("3,0", r"'3,0': expected one of sqrt, size, even, or a weight above 0 of each source"),
+        ("3,nan", "'3,nan'"),
+        ("much", "'much'"),
+        ("", "''"),
+    ],
+)
+def test_a_mix_that_fits_no_sources_is_refused(mix: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan([np.ones(9, np.int64)] * 2, 4, 5, 0, mix)
 
 
 def test_the_rate_rises_then_falls() -> None:

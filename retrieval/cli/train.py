@@ -76,7 +76,12 @@ RateOption = Annotated[float, typer.Option("--lr", help="The highest learning ra
 WarmupOption = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.")]
 ClipOption = Annotated[float, typer.Option(help="Largest norm of a gradient.")]
 MixOption = Annotated[
-    str, typer.Option(help="How often a source has its turn: by the root of its size (sqrt), by size, or even.")
+    str,
+    typer.Option(
+        help="How often a source has its turn: by the root of its size (sqrt), by size, even, or by weights of the "
+        "sources in their order, such as 4,1,1.",
+        metavar="sqrt|size|even|WEIGHTS",
+    ),
 ]
 EveryOption = Annotated[int, typer.Option(help="Steps between two measurements on the dev sets.")]
 PatienceOption = Annotated[int, typer.Option(help="Stop after so many measurements without a gain; 0: never.")]

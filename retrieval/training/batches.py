@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,20 +36,43 @@ def plan(lengths: Sequence[NDArray[np.int64]], size: int, count: int, seed: int,
     ----------
     lengths : of each source, its examples' lengths, shape (n,), n >= 1.
     size : examples a batch; fewer where a source has fewer.
-    mix : one of MIXES.
+    mix : one of MIXES, or weights of the sources in their order, such as "4,1,1".
 
     Raises
     ------
     UsageError
-        Unknown mix.
+        Unknown mix, or not as many weights as sources.
     """
-    if mix not in MIXES:
-        raise UsageError(f"unknown mix {mix!r}: expected one of {', '.join(MIXES)}")
     random = np.random.default_rng([seed, 0])
-    weights = np.array([len(each) ** MIXES[mix] for each in lengths], dtype=np.float64)
+    weights = np.array(_weights(mix, [len(each) for each in lengths]), dtype=np.float64)
     turns = random.choice(len(lengths), size=count, p=weights / weights.sum())
     streams = [_stream(each, size, np.random.default_rng([seed, 1, place])) for place, each in enumerate(lengths)]
     return [Batch(int(source), next(streams[source])) for source in turns]
+
+
+def check_mix(mix: str) -> list[float] | None:
+    """The weights that a mix names; None for one of MIXES. Raises UsageError where it is neither."""
+    if mix in MIXES:
+        return None
+    try:
+        weights = [float(weight) for weight in mix.split(",")]
+    except ValueError:
+        weights = []
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise UsageError(
+            f"unknown mix {mix!r}: expected one of {', '.join(MIXES)}, or a weight above 0 of each source, such as "
+            "4,1,1"
+        )
+    return weights
+
+
+def _weights(mix: str, sizes: Sequence[int]) -> list[float]:
+    weights = check_mix(mix)
+    if weights is None:
+        return [float(size ** MIXES[mix]) for size in sizes]
+    if len(weights) != len(sizes):
+        raise UsageError(f"the mix {mix!r} has {len(weights)} weights, expected one of each of {len(sizes)} sources")
+    return weights
 
 
 def _stream(lengths: NDArray[np.int64], size: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from retrieval.errors import TrainingError, UsageError
-from retrieval.training.batches import MIXES, Batch, plan
+from retrieval.training.batches import Batch, check_mix, plan
 from retrieval.training.checkpoints import Point, RunFolder, State, Tensors, at_step
 from retrieval.training.choice import short_names
 from retrieval.training.model import TrainableEncoder
@@ -63,8 +63,7 @@ class LoopSettings:
             raise UsageError(f"warm-up is {self.warmup:g}, expected a share from 0 to 1")
         if not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"weight decay is {self.weight_decay:g}, expected 0 or more")
-        if self.mix not in MIXES:
-            raise UsageError(f"unknown mix {self.mix!r}: expected one of {', '.join(MIXES)}")
+        check_mix(self.mix)
 
 
 @dataclass(frozen=True)
