@@ -74,7 +74,13 @@ def _search_tables(words: dict[str, Any]) -> list[list[str]]:
         if not (RESULTS / f"{name}.json").exists():
             continue
         result = _result(name)
-        lines = [words["search"].format(**result, where=_where(result)), "", *_head(words["search_head"])]
+        peers = [peer for peer in ("hnswlib", "scann") if peer in result["sides"]]
+        lines = [words["search"].format(**result, where=_where(result))]
+        if not peers:  # a million vectors, which there are not so many of
+            own = result["sides"]["retr"]
+            lines[0] += " " + words["search_grown"].format(gib=own["build_peak_mib"] / 1024, **own)
+        head = [name for name in words["search_head"] if peers or not name.startswith(words["search_times"])]
+        lines += ["", *_head(head)]
         for side, row in result["sides"].items():
             for key, entry in row.items():
                 if not key.startswith("recall "):
@@ -83,7 +89,7 @@ def _search_tables(words: dict[str, Any]) -> list[list[str]]:
                     f"{side}: `{row['index']}`" if row["index"] else side,
                     f"{entry['recall']:.3f}",
                     f"{entry['queries_per_second']['median']:,.0f}",
-                    *(f"{entry[peer]:.2f}" if peer in entry else "" for peer in ("times_hnswlib", "times_scann")),
+                    *(f"{entry[f'times_{peer}']:.2f}" if f"times_{peer}" in entry else "" for peer in peers),
                     f"{entry['p50_milliseconds']:.2f}, {entry['p99_milliseconds']:.2f}",
                     f"{row['build_seconds']:.1f}",
                     f"{row['bytes_per_document']:,.0f}",
