@@ -279,7 +279,11 @@ def _trained_tables(words: dict[str, Any]) -> list[str]:
     rows = sorted({round(place * (len(curve) - 1) / (_POINTS - 1)) for place in range(_POINTS)})
     for point in (curve[row] for row in rows):
         dev = [point["dev"][name] for name in names]
-        cells = [str(point["step"]), f"{point['seconds'] / 60:.0f}", f"{point['loss']:.3f}"]
+        cells = [
+            str(point["step"]),
+            f"{point['seconds'] / 60:.0f}",
+            "" if point["loss"] is None else f"{point['loss']:.3f}",
+        ]
         cells += [f"{value:.2f}" for value in (*dev, sum(dev) / len(dev))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -109,8 +109,12 @@ def test_training_lifts_the_dev_sets_and_leaves_word_embeddings_alone(tiny_model
         lambda: dev.scores(model),
         NoProgress(),
     )
-    assert [point.step for point in state.curve] == [10, 20, 30]
-    assert state.curve[-1].loss < state.curve[0].loss
+    assert [point.step for point in state.curve] == [0, 10, 20, 30]
+    assert state.curve[0].loss is None
+    assert state.curve[0].mean == before
+    assert state.curve[1].loss is not None
+    assert state.curve[-1].loss is not None
+    assert state.curve[-1].loss < state.curve[1].loss
     assert state.best is not None
     assert state.best.mean > before
     assert torch.equal(words, model.encoder.model.get_input_embeddings().weight)
@@ -159,7 +163,7 @@ def writing(tiny_model: Path, headed: Path) -> tuple[TrainableEncoder, list[Stag
     return model, [Stage(SimbertObjective([pairs_of(60)]), 7)]
 
 
-@pytest.mark.parametrize(("make", "points"), [(staged, 5), (writing, 4)])
+@pytest.mark.parametrize(("make", "points"), [(staged, 6), (writing, 5)])
 def test_a_run_that_stops_between_any_two_steps_ends_with_the_same_weights(
     tiny_model: Path,
     headed: Path,
@@ -188,7 +192,7 @@ def test_a_run_that_stops_between_any_two_steps_ends_with_the_same_weights(
 
     whole = run(tmp_path / "whole", None)
     assert whole is not None
-    for stop in range(1, points + 1):  # of the stages: after steps 2 and 3, 2 and 4, and 2
+    for stop in range(1, points + 1):  # before any; of the stages after steps 2 and 3, 2 and 4, and 2
         assert run(tmp_path / f"{stop}", stop) is None
         resumed = run(tmp_path / f"{stop}", None)
         assert resumed is not None
@@ -227,7 +231,7 @@ def test_a_loss_that_is_no_number_stops_and_names_the_batch(tiny_model: Path, tm
 
 
 def test_patience_ends_a_stage(tiny_model: Path, tmp_path: Path) -> None:
-    scores = iter([1.0, 3.0, 2.0, 3.0, 2.0, 9.0])
+    scores = iter([0.0, 1.0, 3.0, 2.0, 3.0, 2.0, 9.0])
     state = train(
         load(tiny_model),
         [Stage(CosentObjective([pairs_of(64)]), 12)],
@@ -236,7 +240,7 @@ def test_patience_ends_a_stage(tiny_model: Path, tmp_path: Path) -> None:
         lambda: {"made up": next(scores)},
         NoProgress(),
     )
-    assert [point.dev["made up"] for point in state.curve] == [1.0, 3.0, 2.0, 3.0, 2.0]
+    assert [point.dev["made up"] for point in state.curve] == [0.0, 1.0, 3.0, 2.0, 3.0, 2.0]
     assert state.best is not None
     assert state.best.step == 2
     assert state.stopped == "at step 5: no gain in 3 measurements"

@@ -98,10 +98,11 @@ def test_the_card_says_what_the_record_holds(trained: tuple[Path, Done]) -> None
     assert found["Test sets, scored once, at the end"] == [
         ["test.tsv", "70", *(f"{score[name]:.2f}" for name in figures)]
     ]
-    assert [row[0] for row in found["Curve"]] == [str(point["step"]) for point in record["curve"]] == ["10", "20"]
+    assert [row[0] for row in found["Curve"]] == [str(point["step"]) for point in record["curve"]] == ["0", "10", "20"]
     for row, point in zip(found["Curve"], record["curve"], strict=True):
         means = sum(point["dev"].values()) / 3
-        assert row[2:] == [f"{point['loss']:.4f}", *(f"{value:.2f}" for value in (*point["dev"].values(), means))]
+        loss = "" if point["step"] == 0 else f"{point['loss']:.4f}"
+        assert row[2:] == [loss, *(f"{value:.2f}" for value in (*point["dev"].values(), means))]
     counts = ("rows", "trained", "held_out")
     assert found["Data"] == [
         [file["name"], file["role"], *(str(file.get(key, "")) for key in counts), file["sha256"]]
@@ -176,7 +177,7 @@ def test_stages_follow_one_another_and_the_curve_names_them(staged: Path) -> Non
     record, card = record_of(staged / "whole"), (staged / "whole" / "README.md").read_text(encoding="utf-8")
     at = [(point["stage"], point["objective"], point["step"]) for point in record["curve"]]
     names = ("nli", "sts", "triplets")
-    assert at == [(stage, name, step) for stage, name in enumerate(names) for step in (4, 8, 12, 16)]
+    assert at == [(0, "nli", 0), *((stage, name, step) for stage, name in enumerate(names) for step in (4, 8, 12, 16))]
     assert set(record["curve"][0]["dev"]) == {"nli.tsv", "sts.tsv", "triplets.tsv"}
     assert [row[:2] for row in tables(card)["Curve"]] == [
         [f"{stage + 1}, {name}", str(step)] for stage, name, step in at
@@ -267,6 +268,7 @@ def test_a_loss_that_is_no_number_ends_with_what_was_good(tiny_model: Path, tmp_
     done = run_here(tmp_path, *command, "-o", "measured", "--eval-every", "1")
     assert done.returncode == 1
     assert re.search(where + r".*The best weights until then, after step \d, are in '.*measured'", done.stderr)
+    assert re.search(r"lowered the dev sets: the starting model did better on them, mean \S+ against", done.stderr)
     weights = load_file(tmp_path / "measured" / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
     assert re.search("Stopped early since " + where, (tmp_path / "measured" / "README.md").read_text(encoding="utf-8"))
@@ -347,7 +349,7 @@ def test_simbert_learns_to_write_where_there_is_a_head(writer: tuple[Path, Done]
     assert record["settings"]["writes"] is True
     assert (record["start"]["pooling"], record["start"]["max_length"]) == ("cls", 20)
     assert {point["objective"] for point in record["curve"]} == {"in-batch softmax and paraphrases"}
-    assert record["curve"][-1]["loss"] < record["curve"][0]["loss"]
+    assert record["curve"][-1]["loss"] < record["curve"][1]["loss"]
     assert "retr paraphrase TEXT --model out" in card
     assert "let it write: retr paraphrase TEXT" in done.stderr
     (file,) = (file for file in record["data"] if file["role"] == "training")

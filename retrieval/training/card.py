@@ -172,7 +172,7 @@ def _curve(curve: Sequence[Point]) -> list[str]:
     lines += ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for point in curve:
         cells = [f"{point.stage + 1}, {point.objective}"] if several else []
-        cells += [str(point.step), lasted(point.seconds), f"{point.loss:.4f}"]
+        cells += [str(point.step), lasted(point.seconds), "" if point.loss is None else f"{point.loss:.4f}"]
         cells += [f"{point.dev[name]:.2f}" for name in names] + ([f"{point.mean:.2f}"] if names else [])
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -34,9 +34,9 @@ class Point:
 
     stage: int
     step: int
-    """Of the stage."""
-    loss: float
-    """Mean since the point before."""
+    """Of the stage; 0: the model that training began from."""
+    loss: float | None
+    """Mean since the point before; None at step 0."""
     dev: dict[str, float]
     """Spearman x 100 by dev set; empty where there is none."""
     seconds: float
@@ -47,6 +47,11 @@ class Point:
     def at(self, stages: int) -> str:
         """Its place in a run of so many stages, in words."""
         return at_step(self.step, self.stage, self.objective, stages)
+
+    @property
+    def is_start(self) -> bool:
+        """Whether nothing had been learnt."""
+        return self.stage == 0 and self.step == 0
 
     @property
     def mean(self) -> float:
@@ -74,9 +79,14 @@ class State:
     """Why the run ended before its last step."""
 
     @property
+    def start(self) -> Point | None:
+        """The model that training began from; None where it was not measured."""
+        return next((point for point in self.curve if point.is_start), None)
+
+    @property
     def best(self) -> Point | None:
-        """The first of the points with the highest mean; None where nothing was measured on a dev set."""
-        measured = [point for point in self.curve if point.dev]
+        """The first of the points after a step with the highest mean; None where none was measured on a dev set."""
+        measured = [point for point in self.curve if point.dev and not point.is_start]
         return max(measured, key=lambda point: point.mean) if measured else None
 
 

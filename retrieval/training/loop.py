@@ -153,6 +153,8 @@ class _StageRun:
         state, steps = self._state, self._stage.steps
         if tensors is not None:
             self._restore(tensors)
+        if self._dev is not None and state.stage == 0 and not state.curve:
+            self._measure()  # the model that training begins from
         self._model.model.train()
         of = f" {state.stage + 1} of {self._stages}" if self._stages > 1 else ""
         name = f"training{of}, {self._stage.objective.name}"
@@ -190,15 +192,16 @@ class _StageRun:
         state, started = self._state, time.monotonic()
         dev = self._dev() if self._dev is not None else {}
         state.seconds += time.monotonic() - started
-        best, loss = state.best, sum(state.recent) / len(state.recent)
+        best, loss = state.best, sum(state.recent) / len(state.recent) if state.recent else None
         point = Point(state.stage, state.step, loss, dev, round(state.seconds, 1), self._stage.objective.name)
         state.curve.append(point)
         state.recent = []
         names = short_names(dev)
         shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in dev.items())
         mean = f"; mean {point.mean:.2f}" if len(dev) > 1 else ""
-        self._progress.note(f"{self._at(state.step)}: loss {loss:.4f}" + (f"; dev {shown}{mean}" if dev else ""))
-        if dev and (best is None or point.mean > best.mean):
+        measured = [*([f"loss {loss:.4f}"] if loss is not None else []), *([f"dev {shown}{mean}"] if dev else [])]
+        self._progress.note(f"{self._at(state.step)}: {'; '.join(measured)}")
+        if dev and not point.is_start and (best is None or point.mean > best.mean):
             self._folder.save_best({name: value.detach() for name, value in self._model.trained().items()})
         self._save()
 

@@ -156,8 +156,8 @@ def run(
 
 
 def _left(folder: RunFolder) -> str:
-    """What a run leaves that diverged before anything was measured on a dev set."""
-    if (found := folder.load()) is not None:
+    """What a run leaves that diverged before any step was measured on a dev set."""
+    if (found := folder.load()) is not None and (found[0].stage or found[0].step):
         return f"The checkpoint of step {found[0].step} is kept in '{folder.path / LAST}'"
     folder.remove()
     return "No checkpoint had been saved, and nothing was written"
@@ -184,6 +184,10 @@ def _kept(
     which = "The last weights: there was no dev set to choose by"
     if best is not None and (point := state.best) is not None:
         which = f"The weights after {point.at(stages)}, which did best on the dev sets"
+        if (start := state.start) is not None and start.mean > point.mean:
+            lost = f"the starting model did better on them, mean {start.mean:.2f} against {point.mean:.2f}"
+            which += f"; {lost}"
+            progress.note(f"training lowered the dev sets: {lost}")
     end = best if best is not None else weights_of(model)
     if choosing.blend is not None or not dev.pairs:
         blend = choosing.blend or 1.0
