@@ -26,6 +26,8 @@ from retrieval.training.shortcuts import deal_ends, end_of, shortcuts
         ("怎么退款?? ~", "?? ~"),
         ("怎么，退款", ""),
         ("How do I get a refund?", "?"),
+        ("怎么学C++", ""),
+        ("便宜10%。", "。"),
         ("？！", ""),  # nothing but that
         ("", ""),
     ],

@@ -7,7 +7,6 @@ one length (batches.py), and the final punctuation of a batch's texts is dealt o
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from retrieval.evaluation.correlation import spearman
 from retrieval.training.examples import TextPairs
 
 _NOTED = 0.1
+_ENDS = " \u3000?!.,;:~…？！。，、；：．～"  # but no brackets, % or +, which belong to the sense
 
 
 def shortcuts(pairs: TextPairs) -> list[str]:
@@ -33,10 +33,8 @@ def shortcuts(pairs: TextPairs) -> list[str]:
 
 
 def end_of(text: str) -> str:
-    """The punctuation, symbols and blanks that a text ends in; nothing where it holds no more than them."""
-    body = len(text)
-    while body and unicodedata.category(text[body - 1])[0] in "PSZ":
-        body -= 1
+    """The marks and blanks that a sentence ends in; nothing where the text holds no more than them."""
+    body = len(text.rstrip(_ENDS))
     return text[body:] if body else ""
 
 
