@@ -294,7 +294,9 @@ def _simcse_sentence(words: dict[str, Any]) -> list[str]:
     record = _result("train-simcse")
     figures = ", ".join(f"{test['name']} {test['start']:.2f} -> {test['trained']:.2f}" for test in record["tests"])
     rows = sum(file["rows"] for file in record["data"] if file["role"] == "training")
-    return [words["simcse"].format(**_of_run(record), command=record["command"], rows=rows, figures=figures)]
+    seen = min(rows, record["settings"]["steps"] * record["settings"]["batch"]) if record["settings"]["steps"] else rows
+    about = {**_of_run(record), "command": record["command"], "rows": rows, "seen": seen, "figures": figures}
+    return [words["simcse"].format(**about)]
 
 
 def _of_run(record: dict[str, Any]) -> dict[str, Any]:
