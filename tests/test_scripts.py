@@ -284,7 +284,7 @@ def made_up_run(tests: list[tuple[str, float, float, float, float]], role_rows: 
     return {
         "command": "retr train cosent lcqmc:dev --data DIR -o models/cosent --test lcqmc",
         "start": {"source": "multilingual-e5-small"},
-        "settings": {"seed": 3},
+        "settings": {"seed": 3, "steps": 200, "batch": 64},
         "seconds": 1530.0,
         "chosen": "The weights after step 700, which did best on the dev sets; 0.75 of the way to them from the start",
         "machine": {"cpu": "some CPU", "threads": 2, "date": "2026-01-01"},
@@ -330,6 +330,7 @@ def test_the_readmes_tables_of_a_trained_model_are_made_of_its_record(
         assert rows[4] == "| 100 | 2 | 5.000 | 70.00 | 50.00 | 60.00 |"
         assert {row.count("|") for row in rows[3:]} == {7}
         (sentence,) = module._simcse_sentence(words)
+        assert "12,800" in sentence
         assert "50,000" in sentence
         assert "lcqmc test 72.70 -> 73.12" in sentence
         assert simcse["command"] in sentence
