@@ -85,7 +85,7 @@ def test_parquet_parts_are_downloaded_once_and_read_in_order(hub: Hub) -> None:
     assert pairs.md5 == hashlib.md5(b"".join(part.read_bytes() for part in parts)).hexdigest()
     assert is_test_file("lcqmc", pairs.md5, None)
     assert len(load_dataset("lcqmc", "dev", None)) == 1
-    with pytest.raises(UsageError, match=r"It can be had from .*; nothing is downloaded unless --download"):
+    with pytest.raises(UsageError, match=r"It can be had from .*; nothing is downloaded unless retr eval --download"):
         load_dataset("lcqmc", "train", None)
     fetch_dataset("lcqmc", ["test", "dev"], None, notes.append)
     assert len(notes) == 1

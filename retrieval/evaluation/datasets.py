@@ -13,7 +13,7 @@ from retrieval.errors import CorpusError, UsageError
 from retrieval.evaluation.hub import Note, cached_files, download_set
 from retrieval.evaluation.pairs import Pairs, md5_of, read_columns, read_hub_pairs, read_json_pairs
 
-_DOWNLOAD = "nothing is downloaded unless --download asks the hub for it"
+_DOWNLOAD = "nothing is downloaded unless retr eval --download asks the hub for it"
 SPLITS = ("train", "dev", "test")
 
 
