@@ -285,6 +285,28 @@ def test_tuning_reaches_the_recall_on_queries_that_it_never_saw(kind: str) -> No
     assert setting_for(stored["curve"], 0.95)[0].to_json().items() <= stored["setting"].items()
 
 
+def test_a_graph_is_tuned_by_vectors_that_are_not_in_it() -> None:
+    # Evenly spread vectors, among which a graph has to look around.
+    random = np.random.default_rng(5)
+    documents = unit_vectors(random.normal(size=(4000, 24)).astype(np.float32), None)
+    documents[-40:] = 0  # texts without a vector, the last of all
+    built = build_vectors(chunks(documents), 4000, 24, "hnsw", numbered=True)
+    index, exact = built.vectors, VectorIndex(24, "flat", True)
+    exact.add(documents)
+    assert len(index) == len(exact) == 3960
+    assert index.search(documents[3900:3960], 1)[1][:, 0].tolist() == list(range(3900, 3960))  # they joined it
+    asked = unit_vectors(random.normal(size=(400, 24)).astype(np.float32), None)
+    truth = exact.search(asked, 10)[1]
+    told = [point for point in built.curve if 0.7 < point.recall < 0.97]
+    assert told
+    for point in told:
+        assert recall_of_rows(index.search(asked, 10, setting=point.setting)[1], truth) > point.recall - 0.04
+
+
+def recall_of_rows(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    return float((found[:, :, None] == truth[:, None, :]).any(axis=1).mean())
+
+
 @pytest.mark.parametrize("kind", ["ivf-pqfs", "ivf-pqfs-disk"])
 def test_a_build_is_the_same_to_the_bit_again(kind: str, tmp_path: Path) -> None:
     documents = vectors()

@@ -86,6 +86,9 @@ def build_vectors(
     count = min(_HELD_OUT, int(_HELD_OUT_SHARE * rows))
     held = order[: 0 if spec in EXACT_KINDS or count < _LEAST_HELD_OUT else count]
     sample = order[len(held) :][: 0 if index.is_trained else sample_rows(spec, rows)]
+    added_late = 0
+    if index.setting.ef_search and len(held):  # a graph leads a vector that is in it to its own neighbours at once
+        held, added_late = np.arange(rows - count, rows), count
     held_out = None
     if len(held) or len(sample):
         vectors, places = _take(chunks, np.sort(np.concatenate([held, sample])))  # one pass for both
@@ -101,13 +104,15 @@ def build_vectors(
                     chunks, rows, dimension, "flat", wanted=wanted, numbered=numbered, progress=progress
                 )
             advance(len(sample))
-
-    start = 0
+    start, late = 0, []
     with progress.stage("indexing", "vectors", rows) as advance:
         for chunk in chunks():
-            index.add(chunk)
-            if held_out is not None:
-                held_out.update(chunk, start)
+            now = chunk[: max(0, rows - added_late - start)]
+            index.add(now)
+            if held_out is not None and len(now):
+                held_out.update(now, start)
+            if len(now) < len(chunk):
+                late.append(chunk[len(now) :])
             start += len(chunk)
             advance(len(chunk))
     built = Built(index, spec, factory_string(spec, dimension, rows), wanted)
@@ -116,6 +121,8 @@ def build_vectors(
             _tune(built, held_out, progress)
     elif wanted.most_milliseconds is not None and len(index):
         _tell_of_time(built, _take(chunks, np.sort(order[:_LEAST_HELD_OUT]))[0], progress)
+    for chunk in late:
+        index.add(chunk)
     return built
 
 

@@ -86,7 +86,7 @@ class HeldOut:
     def allowed(self, rows: int) -> NDArray[np.bool_]:
         """bool, shape (rows,): all but these."""
         mask = np.ones(rows, np.bool_)
-        mask[self.rows] = False
+        mask[self.rows[self.rows < rows]] = False
         return mask
 
     def recall(self, found: NDArray[np.int64]) -> float:
