@@ -104,6 +104,7 @@ def build_vectors(
                     chunks, rows, dimension, "flat", wanted=wanted, numbered=numbered, progress=progress
                 )
             advance(len(sample))
+        del vectors  # a quarter of a gigabyte, for a million
     start, late = 0, []
     with progress.stage("indexing", "vectors", rows) as advance:
         for chunk in chunks():

@@ -50,8 +50,8 @@ def plan(lengths: Sequence[NDArray[np.int64]], size: int, count: int, seed: int,
     return [Batch(int(source), next(streams[source])) for source in turns]
 
 
-def check_mix(mix: str) -> list[float] | None:
-    """The weights that a mix names; None for one of MIXES. Raises UsageError where it is neither."""
+def check_mix(mix: str, sources: int | None = None) -> list[float] | None:
+    """The weights that a mix names; None for one of MIXES. Raises UsageError where it fits neither."""
     if mix in MIXES:
         return None
     try:
@@ -63,16 +63,14 @@ def check_mix(mix: str) -> list[float] | None:
             f"unknown mix {mix!r}: expected one of {', '.join(MIXES)}, or a weight above 0 of each source, such as "
             "4,1,1"
         )
+    if sources is not None and len(weights) != sources:
+        raise UsageError(f"the mix {mix!r} has {len(weights)} weights, expected one of each of {sources} sources")
     return weights
 
 
 def _weights(mix: str, sizes: Sequence[int]) -> list[float]:
-    weights = check_mix(mix)
-    if weights is None:
-        return [float(size ** MIXES[mix]) for size in sizes]
-    if len(weights) != len(sizes):
-        raise UsageError(f"the mix {mix!r} has {len(weights)} weights, expected one of each of {len(sizes)} sources")
-    return weights
+    weights = check_mix(mix, len(sizes))
+    return [float(size ** MIXES[mix]) for size in sizes] if weights is None else weights
 
 
 def _stream(lengths: NDArray[np.int64], size: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:

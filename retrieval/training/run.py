@@ -23,6 +23,7 @@ from retrieval.evaluation.pairs import Pairs
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.evaluation.sweep import SweepTask, make_passes, sweep
 from retrieval.storage import replace_folder, replaced_folder
+from retrieval.training.batches import check_mix
 from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
 from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
 from retrieval.training.choice import DevSets, choose_blend, mean, set_weights, short_names, weights_of
@@ -113,9 +114,11 @@ def run(
         begun = {**model.encoder.settings.to_json(), "fingerprint": model.encoder.fingerprint}
         data = [{key: file[key] for key in ("name", "role", "rows", "sha256")} for file in material.files]
         about = {"settings": settings, "start": begun, "data": data}
+        stages, dev = material.stages(model), material.dev.sampled(seed=loop.seed)
+        for stage in stages:
+            check_mix(loop.mix, len(stage.objective.sources))  # before anything is left on disk
         folder, before = RunFolder(working, about), weights_of(model)
         diverged: DivergedError | None = None
-        stages, dev = material.stages(model), material.dev.sampled(seed=loop.seed)
         scores = partial(dev.scores, model) if dev.pairs else None
         try:
             state = train(model, stages, loop, folder, scores, progress)
