@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_jsonl
+from made_up_pairs import pairs_of as random_pairs
+from made_up_pairs import write_pairs
 
 from retrieval.errors import CorpusError, UsageError
 from retrieval.training.data import read_nli, read_texts, read_training_pairs, read_triplets
 from retrieval.training.examples import TextPairs, check_labels_differ, noise, positives, scaled, split_off
+from retrieval.training.material import Gathering, Reading
 
 HEADER = "sentence1\tsentence2\tlabel\n"
 TRIPLETS = "anchor\tpositive\tnegative\n"
@@ -236,6 +239,32 @@ def test_pairs_linked_through_others_stay_together() -> None:
     for seed in range(20):
         train, _ = split_off(pairs, 0.4, seed)
         assert {"a", "b", "c", "d"} <= set(train.first + train.second)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(300, True), (60, False)])
+def test_weights_are_not_chosen_by_sentences_that_another_source_trains_on(
+    tmp_path: Path, count: int, left_out: bool
+) -> None:
+    dev, source, other = random_pairs(count), random_pairs(400, seed=1), random_pairs(500, seed=2)
+    other.second[:40] = dev.first[:40]
+    other.first[100:200] = source.second[:100]
+    named = [
+        str(write_pairs(tmp_path / f"{name}.tsv", pairs))
+        for name, pairs in (("dev", dev), ("source", source), ("other", other))
+    ]
+    gathering = Gathering(Reading(dev=named[:1], hold_out=0.2))
+    training = gathering.pairs(named[1:])
+    material = gathering.material(lambda model: [])
+    seen = {text for each in training for text in (*each.first, *each.second)}
+    chosen, *held = material.dev.pairs
+    shared = sum(not seen.isdisjoint(pair) for pair in zip(dev.first, dev.second, strict=True))
+    assert 20 < shared <= 40
+    assert len(chosen) == count - shared * left_out
+    words = "are left out" if left_out else "what it says may be too high"
+    assert any(f"{named[0]}: {shared} of {count} pairs" in note and words in note for note in material.notes)
+    assert [each.name for each in held] == named[1:]
+    for each in (*held, *([chosen] if left_out else [])):
+        assert seen.isdisjoint([*each.first, *each.second])
 
 
 def test_what_cannot_be_held_out_is_refused() -> None:

@@ -41,6 +41,7 @@ from retrieval.training.simbert import SimbertObjective, WritingEncoder
 STAGE_KINDS = ("nli", "sts", "triplets")
 HOLD_OUT = 0.1
 _MOST_HELD = 2000
+_LEAST_DEV = 100
 _GRADES = np.array([1.0, 0.5, 0.0])  # entailment, neutral, contradiction
 Make = Callable[[TrainableEncoder], Objective]
 
@@ -101,6 +102,7 @@ class Gathering:
             check_labels_differ(each)
         self._notes: list[str] = []
         self._texts: dict[str, None] = {}
+        self._labelled: set[str] = set()
         self._unseen = {
             frozenset(pair): title
             for title, first, second in (
@@ -129,7 +131,7 @@ class Gathering:
         rows = _rows(self._held_out(graded))
         file.update(trained=len(rows), held_out=len(graded) - len(rows))
         first, second = [read.first[row] for row in rows], [read.second[row] for row in rows]
-        self._add_texts(first, second)
+        self._add_labelled(first, second)
         return replace(read, first=first, second=second, labels=read.labels[rows])
 
     def triplets(self, source: str) -> Triplets:
@@ -148,12 +150,13 @@ class Gathering:
         rows = _rows(together)
         file.update(trained=len(rows), held_out=len(read) - len(rows))
         sides = [[side[row] for row in rows] for side in (read.anchor, read.positive, read.negative)]
-        self._add_texts(*sides)
+        self._add_labelled(*sides)
         return Triplets(read.name, read.sha256, *sides)
 
     def material(self, stages: Callable[[TrainableEncoder], list[Stage]]) -> Material:
         """All that was gathered."""
-        return Material(stages, list(self._texts), DevSets(self._dev), self._tests, self._files, self._notes)
+        dev = DevSets([self._unseen_in(each) for each in self._dev])
+        return Material(stages, list(self._texts), dev, self._tests, self._files, self._notes)
 
     def texts(self, sources: Iterable[str]) -> list[Any]:
         """Texts without labels; none is held out."""
@@ -184,8 +187,22 @@ class Gathering:
         file["held_out"] = len(read) - len(kept)
         read = positives(kept) if positive else kept
         file["trained"] = len(read)
-        self._add_texts(read.first, read.second)
+        self._add_labelled(read.first, read.second)
         return read
+
+    def _unseen_in(self, dev: TextPairs) -> TextPairs:
+        """A dev set without pairs of which training sees a sentence, with another partner: those deceive the choice."""
+        labelled = self._labelled
+        pairs = zip(dev.first, dev.second, strict=True)
+        kept = [row for row, pair in enumerate(pairs) if labelled.isdisjoint(pair)]
+        if (seen := len(dev) - len(kept)) == 0:
+            return dev
+        words = f"{dev.name}: {seen:,} of {len(dev):,} pairs that weights are chosen by share a sentence with others"
+        if len(kept) < min(_LEAST_DEV, len(dev) / 2) or np.ptp(dev.labels[kept]) == 0:
+            self._notes.append(f"{words} that are trained on: what it says may be too high")
+            return dev
+        self._notes.append(f"{words} that are trained on, and are left out")
+        return dev.take(kept)
 
     def _take(self, read: Any, source: str) -> dict[str, Any]:
         """What is told of a file that is trained on."""
@@ -216,6 +233,10 @@ class Gathering:
         except UsageError as error:
             self._notes.append(f"nothing is held out: {error}")
             return None
+
+    def _add_labelled(self, *sides: Sequence[str]) -> None:
+        self._add_texts(*sides)
+        self._labelled.update(*sides)
 
     def _add_texts(self, *sides: Sequence[str]) -> None:
         self._texts |= dict.fromkeys(text for side in sides for text in side)
