@@ -284,7 +284,7 @@ def _trained_tables(words: dict[str, Any]) -> list[str]:
             f"{point['seconds'] / 60:.0f}",
             "" if point["loss"] is None else f"{point['loss']:.3f}",
         ]
-        cells += [f"{value:.2f}" for value in (*dev, sum(dev) / len(dev))]
+        cells += [f"{value:.2f}" for value in (*dev, point.get("mean", sum(dev) / len(dev)))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -16,7 +16,15 @@ from retrieval.encoders.load import resolve_settings
 from retrieval.errors import TrainingError, UsageError
 from retrieval.training.batches import MIXES, plan
 from retrieval.training.checkpoints import Point, RunFolder, State
-from retrieval.training.choice import DevSets, check_blend, choose_blend, set_weights, short_names, weights_of
+from retrieval.training.choice import (
+    DevSets,
+    Scores,
+    check_blend,
+    choose_blend,
+    set_weights,
+    short_names,
+    weights_of,
+)
 from retrieval.training.examples import NliPairs
 from retrieval.training.loop import DivergedError, LoopSettings, Stage, rate, train
 from retrieval.training.model import TrainableEncoder
@@ -100,7 +108,7 @@ def test_training_lifts_the_dev_sets_and_leaves_word_embeddings_alone(tiny_model
     model = load(tiny_model)
     words = model.encoder.model.get_input_embeddings().weight.detach().clone()
     dev = DevSets([pairs_of(100, seed=7)])
-    before = dev.scores(model)["made up"]
+    before = dev.scores(model).by_set["made up"]
     state = train(
         model,
         [Stage(CosentObjective([pairs_of(200)]), 30)],
@@ -175,12 +183,12 @@ def test_a_run_that_stops_between_any_two_steps_ends_with_the_same_weights(
         """None where it was stopped."""
         (model, stages), calls = make(tiny_model, headed), 0
 
-        def dev() -> dict[str, float]:
+        def dev() -> Scores:
             nonlocal calls
             calls += 1
             if calls == stop_after:
                 raise KeyboardInterrupt
-            return {"made up": 1.0}
+            return Scores({"made up": 1.0}, 1.0)
 
         loop = LoopSettings(batch=8, lr=1e-3, eval_every=2)
         try:
@@ -220,7 +228,7 @@ def test_a_loss_that_is_no_number_stops_and_names_the_batch(tiny_model: Path, tm
             [Stage(Broken([pairs_of(64)]), 9)],
             LoopSettings(eval_every=2),
             folder,
-            lambda: {"made up": 1.0},
+            lambda: Scores({"made up": 1.0}, 1.0),
             NoProgress(),
         )
     found = folder.load()
@@ -237,13 +245,20 @@ def test_patience_ends_a_stage(tiny_model: Path, tmp_path: Path) -> None:
         [Stage(CosentObjective([pairs_of(64)]), 12)],
         LoopSettings(eval_every=1, patience=3),
         RunFolder(tmp_path / "run", {}),
-        lambda: {"made up": next(scores)},
+        lambda: Scores({"made up": (value := next(scores))}, value),
         NoProgress(),
     )
     assert [point.dev["made up"] for point in state.curve] == [0.0, 1.0, 3.0, 2.0, 3.0, 2.0]
     assert state.best is not None
     assert state.best.step == 2
     assert state.stopped == "at step 5: no gain in 3 measurements"
+
+
+def test_parts_of_the_sources_and_other_sets_count_the_same() -> None:
+    values = {"lcqmc dev": 80.0, "bq dev": 60.0, "sts-b dev": 10.0}
+    assert DevSets([], ["lcqmc dev", "bq dev"]).mean(values) == (70 + 10) / 2
+    assert DevSets([], list(values)).mean(values) == DevSets([]).mean(values) == 50
+    assert DevSets([]).mean({}) == 0
 
 
 def test_a_blend_lies_between_and_the_best_is_kept(tiny_model: Path) -> None:
@@ -253,7 +268,7 @@ def test_a_blend_lies_between_and_the_best_is_kept(tiny_model: Path) -> None:
     set_weights(model, start, end, 0.25)
     assert all(torch.allclose(value, start[name] + 0.25, atol=1e-6) for name, value in weights_of(model).items())
     found = choose_blend(model, start, end, DevSets([pairs_of(60)]), (0.0, 1.0))
-    best = max(found, key=lambda blend: found[blend]["made up"])
+    best = max(found, key=lambda blend: found[blend].mean)
     assert all(torch.allclose(value, start[name] + best, atol=1e-6) for name, value in weights_of(model).items())
 
 

@@ -100,7 +100,9 @@ def test_the_card_says_what_the_record_holds(trained: tuple[Path, Done]) -> None
     ]
     assert [row[0] for row in found["Curve"]] == [str(point["step"]) for point in record["curve"]] == ["0", "10", "20"]
     for row, point in zip(found["Curve"], record["curve"], strict=True):
-        means = sum(point["dev"].values()) / 3
+        other, *parts = point["dev"].values()
+        means = (other + sum(parts) / 2) / 2
+        assert point["mean"] == pytest.approx(means)
         loss = "" if point["step"] == 0 else f"{point['loss']:.4f}"
         assert row[2:] == [loss, *(f"{value:.2f}" for value in (*point["dev"].values(), means))]
     counts = ("rows", "trained", "held_out")
@@ -269,6 +271,7 @@ def test_a_loss_that_is_no_number_ends_with_what_was_good(tiny_model: Path, tmp_
     assert done.returncode == 1
     assert re.search(where + r".*The best weights until then, after step \d, are in '.*measured'", done.stderr)
     assert re.search(r"lowered the dev sets: the starting model did better on them, mean \S+ against", done.stderr)
+    assert re.search(r"training lowered pairs.tsv \S+ -> \S+", done.stderr)
     weights = load_file(tmp_path / "measured" / "model.safetensors")
     assert all(np.isfinite(value).all() for value in weights.values())
     assert re.search("Stopped early since " + where, (tmp_path / "measured" / "README.md").read_text(encoding="utf-8"))

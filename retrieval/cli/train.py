@@ -51,7 +51,10 @@ LengthOption = Annotated[
 ]
 DevOption = Annotated[
     list[str] | None,
-    typer.Option(help="Labelled pairs by which the weights are chosen, beside the parts held out; may be repeated."),
+    typer.Option(
+        help="Labelled pairs by which the weights are chosen; they count for half, the parts held out for the other. "
+        "Best unlike the sources. May be repeated."
+    ),
 ]
 HoldOutOption = Annotated[
     float,

@@ -43,6 +43,8 @@ class Point:
     """Of training until then, evaluation included."""
     objective: str = ""
     """Of the stage."""
+    mean: float = 0.0
+    """Of the dev sets, as `DevSets.mean` weighs them."""
 
     def at(self, stages: int) -> str:
         """Its place in a run of so many stages, in words."""
@@ -52,11 +54,6 @@ class Point:
     def is_start(self) -> bool:
         """Whether nothing had been learnt."""
         return self.stage == 0 and self.step == 0
-
-    @property
-    def mean(self) -> float:
-        """Over the dev sets; minus infinity where there is none."""
-        return sum(self.dev.values()) / len(self.dev) if self.dev else float("-inf")
 
 
 def at_step(step: int, stage: int, objective: str, stages: int) -> str:

@@ -18,15 +18,15 @@ import torch
 from retrieval.errors import TrainingError, UsageError
 from retrieval.training.batches import Batch, check_mix, plan
 from retrieval.training.checkpoints import Point, RunFolder, State, Tensors, at_step
-from retrieval.training.choice import short_names
+from retrieval.training.choice import Scores, short_names
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.objectives import Objective
 from retrieval.types import Progress
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _SHOWN, _SHOWN_CHARACTERS = 3, 40  # examples of a batch
-Dev = Callable[[], dict[str, float]]
-"""Spearman x 100 of the model as it is, by dev set."""
+Dev = Callable[[], Scores]
+"""Those of the model as it is."""
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,11 @@ class _StageRun:
     def _measure(self) -> None:
         """A point of the curve, and a checkpoint."""
         state, started = self._state, time.monotonic()
-        dev = self._dev() if self._dev is not None else {}
+        scores = self._dev() if self._dev is not None else Scores({}, 0.0)
         state.seconds += time.monotonic() - started
-        best, loss = state.best, sum(state.recent) / len(state.recent) if state.recent else None
-        point = Point(state.stage, state.step, loss, dev, round(state.seconds, 1), self._stage.objective.name)
+        dev, best, loss = scores.by_set, state.best, sum(state.recent) / len(state.recent) if state.recent else None
+        seconds, name = round(state.seconds, 1), self._stage.objective.name
+        point = Point(state.stage, state.step, loss, dev, seconds, name, scores.mean)
         state.curve.append(point)
         state.recent = []
         names = short_names(dev)

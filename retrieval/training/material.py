@@ -103,6 +103,7 @@ class Gathering:
         self._notes: list[str] = []
         self._texts: dict[str, None] = {}
         self._labelled: set[str] = set()
+        self._parts: set[str] = set()
         self._unseen = {
             frozenset(pair): title
             for title, first, second in (
@@ -146,7 +147,7 @@ class Gathering:
             anchors = [read.anchor[row] for row in rows]
             others = [side[row] for side in (read.positive, read.negative) for row in rows]
             labels = np.repeat([1.0, 0.0], len(rows))
-            self._dev.append(TextPairs(read.name, read.sha256, anchors * 2, others, labels))
+            self._hold(TextPairs(read.name, read.sha256, anchors * 2, others, labels))
         rows = _rows(together)
         file.update(trained=len(rows), held_out=len(read) - len(rows))
         sides = [[side[row] for row in rows] for side in (read.anchor, read.positive, read.negative)]
@@ -155,7 +156,7 @@ class Gathering:
 
     def material(self, stages: Callable[[TrainableEncoder], list[Stage]]) -> Material:
         """All that was gathered."""
-        dev = DevSets([self._unseen_in(each) for each in self._dev])
+        dev = DevSets([self._unseen_in(each) for each in self._dev], self._parts)
         return Material(stages, list(self._texts), dev, self._tests, self._files, self._notes)
 
     def texts(self, sources: Iterable[str]) -> list[Any]:
@@ -221,8 +222,12 @@ class Gathering:
         if np.ptp(held.labels) == 0:
             self._notes.append(f"{pairs.name}: nothing is held out, since all that would be has one label")
             return pairs
-        self._dev.append(held)
+        self._hold(held)
         return kept
+
+    def _hold(self, part: TextPairs) -> None:
+        self._dev.append(part)
+        self._parts.add(part.name)
 
     def _split(self, pairs: TextPairs) -> tuple[TextPairs, TextPairs] | None:
         if not self._reading.hold_out:

@@ -26,7 +26,7 @@ from retrieval.storage import replace_folder, replaced_folder
 from retrieval.training.batches import check_mix
 from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
 from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
-from retrieval.training.choice import DevSets, choose_blend, mean, set_weights, short_names, weights_of
+from retrieval.training.choice import DevSets, Scores, choose_blend, set_weights, short_names, weights_of
 from retrieval.training.loop import DivergedError, LoopSettings, train
 from retrieval.training.material import Material
 from retrieval.training.model import TrainableEncoder
@@ -142,7 +142,7 @@ def run(
             [*material.notes, *([f"Stopped early {state.stopped}"] if state.stopped else [])],
             state.curve,
             kept.words,
-            {f"{blend:g}": scores for blend, scores in kept.blends.items()},
+            {f"{blend:g}": scores.by_set for blend, scores in kept.blends.items()},
             round(state.seconds, 1),
             measured.advice() if choosing.advise and dev.pairs else None,
             measured.tests(),
@@ -169,7 +169,7 @@ def _left(folder: RunFolder) -> str:
 @dataclass(frozen=True)
 class _Kept:
     words: str
-    blends: dict[float, dict[str, float]] = field(default_factory=dict)
+    blends: dict[float, Scores] = field(default_factory=dict)
 
 
 def _kept(
@@ -198,14 +198,24 @@ def _kept(
         return _Kept(which if blend == 1 else f"{which}; {blend:g} of the way to them from the starting model's")
     with progress.stage("blending", "blends", None):
         blends = choose_blend(model, before, end, dev)
-    chosen = max(blends, key=lambda blend: mean(blends[blend]))
+    chosen = max(blends, key=lambda blend: blends[blend].mean)
     names = short_names(dev_set.name for dev_set in dev.pairs)
     for blend, scores in blends.items():
-        shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in scores.items())
-        progress.note(f"blend {blend:g}: mean {mean(scores):.2f} ({shown})")
+        shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in scores.by_set.items())
+        progress.note(f"blend {blend:g}: mean {scores.mean:.2f} ({shown})")
     if chosen != 1:
         which += f"; {chosen:g} of the way to them from the starting model's, by the dev sets"
+    if state.start is not None and (lowered := _lowered(state.start.dev, blends[chosen].by_set)):
+        which += f"; lower than the starting model's: {lowered}"
+        progress.note(f"training lowered {lowered}")
     return _Kept(which, blends)
+
+
+def _lowered(start: Mapping[str, float], end: Mapping[str, float]) -> str:
+    """The dev sets on which the starting model did better; "" where there is none."""
+    names = short_names(start)
+    worse = [name for name, value in end.items() if value < start[name]]
+    return ", ".join(f"{names[name]} {start[name]:.2f} -> {end[name]:.2f}" for name in worse)
 
 
 class _Measured:
@@ -224,16 +234,16 @@ class _Measured:
     def advice(self) -> Advice | None:
         """Poolings x transforms on the dev sets, fitted on training texts; None where these carry no transform."""
         passes = make_passes(self._after, None, self._progress.note)
-        found: dict[tuple[str, str], list[float]] = {}
-        for each in self._material.dev.pairs:
+        dev = self._material.dev
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for each in dev.pairs:
             pairs = Pairs(each.name, "", each.first, each.second, each.labels, each.name, each.sha256)
             task = SweepTask(pairs, None, "the dev sets are measured", self._texts, "training texts")
             swept = sweep(task, each.name, passes, self._load, Transforms(), resamples=0, progress=self._progress)
             for cell in swept.cells:
                 if cell.spearman is not None:
-                    found.setdefault((cell.pooling, cell.transform), []).append(100 * cell.spearman)
-        sets = len(self._material.dev.pairs)
-        means = {key: sum(values) / sets for key, values in found.items() if len(values) == sets}
+                    found.setdefault((cell.pooling, cell.transform), {})[each.name] = 100 * cell.spearman
+        means = {key: dev.mean(values) for key, values in found.items() if len(values) == len(dev.pairs)}
         pooling = self._after.pooling
         by_transform = {name: value for (each, name), value in means.items() if each == pooling}
         if NONE not in by_transform or len(by_transform) == 1:
