@@ -57,6 +57,7 @@ def figures(readme: str) -> str:
         "whiten": _whiten_table,
         "train": _train_table,
         "train-lcqmc": _trained_tables,
+        "train-harder": _harder_sentence,
         "train-simcse": _simcse_sentence,
         "quality": _quality_table,
         "retrieval": _known_table,
@@ -289,14 +290,24 @@ def _trained_tables(words: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _harder_sentence(words: dict[str, Any]) -> list[str]:
+    """Out of the training.json of a run."""
+    record = _result("train-harder")
+    return [words["harder"].format(**_of_run(record), command=record["command"], figures=_figures(record))]
+
+
 def _simcse_sentence(words: dict[str, Any]) -> list[str]:
     """Out of the training.json of a run."""
     record = _result("train-simcse")
-    figures = ", ".join(f"{test['name']} {test['start']:.2f} -> {test['trained']:.2f}" for test in record["tests"])
+    figures = _figures(record)
     rows = sum(file["rows"] for file in record["data"] if file["role"] == "training")
     seen = min(rows, record["settings"]["steps"] * record["settings"]["batch"]) if record["settings"]["steps"] else rows
     about = {**_of_run(record), "command": record["command"], "rows": rows, "seen": seen, "figures": figures}
     return [words["simcse"].format(**about)]
+
+
+def _figures(record: dict[str, Any]) -> str:
+    return ", ".join(f"{test['name']} {test['start']:.2f} -> {test['trained']:.2f}" for test in record["tests"])
 
 
 def _of_run(record: dict[str, Any]) -> dict[str, Any]:

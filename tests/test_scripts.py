@@ -314,7 +314,11 @@ def test_the_readmes_tables_of_a_trained_model_are_made_of_its_record(
     (tmp_path / "train-lcqmc.json").write_text(json.dumps(run), encoding="utf-8")
     simcse = made_up_run([("lcqmc test", 72.7, 73.125, 73.0, 73.25)], 50_000, 1)
     (tmp_path / "train-simcse.json").write_text(json.dumps(simcse), encoding="utf-8")
+    (tmp_path / "train-harder.json").write_text(json.dumps(simcse | {"command": "retr train"}), encoding="utf-8")
     for words in module.WORDS.values():
+        (harder,) = module._harder_sentence(words)
+        assert "lcqmc test 72.70 -> 73.12" in harder
+        assert "`retr train`" in harder
         lines = module._trained_tables(words)
         assert lines[1] == run["command"]
         for told in ("multilingual-e5-small", " 26 ", " 3", "some CPU, 2 threads, 2026-01-01", " 700 ", "1400", "0.75"):
