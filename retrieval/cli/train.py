@@ -195,6 +195,13 @@ def cosent(
     sources: PairsArgument,
     scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 20.0,
     keep_punctuation: PunctuationOption = False,
+    propensity: Annotated[
+        bool,
+        typer.Option(
+            help="Where one sentence alone tells much of the label, as its topic may, make batches of pairs that are "
+            "alike in what it tells, so that it is not learnt."
+        ),
+    ] = True,
     **options: Any,
 ) -> None:
     """Rank the cosines of pairs as their labels: CoSENT. For pairs with 0 and 1, or with grades.
@@ -206,9 +213,10 @@ def cosent(
     from retrieval.training import material
 
     def makes(found: Gathering, loop: LoopSettings) -> Sequence[tuple[Make, int]]:
-        return material.cosent(found, sources, scale, loop.batch, deals=not keep_punctuation)
+        deals = not keep_punctuation
+        return material.cosent(found, sources, scale, loop.batch, deals=deals, matched=propensity)
 
-    objective = {"objective": "cosent", "scale": scale, "keep_punctuation": keep_punctuation}
+    objective = {"objective": "cosent", "scale": scale, "keep_punctuation": keep_punctuation, "propensity": propensity}
     _print(_train(options, objective, makes), options["as_json"])
 
 

@@ -248,7 +248,7 @@ def split_off(pairs: TextPairs, share: float, seed: int) -> tuple[TextPairs, Tex
     if not 0 < share < 1:
         raise UsageError(f"a share of {share:g} cannot be held out: expected one between 0 and 1, such as 0.1")
     wanted = max(1, round(share * len(pairs)))
-    groups = _linked(pairs)
+    groups = linked(pairs)
     random.Random(seed).shuffle(groups)
     held: set[int] = set()
     for group in groups:
@@ -264,7 +264,7 @@ def split_off(pairs: TextPairs, share: float, seed: int) -> tuple[TextPairs, Tex
     return pairs.take(kept), pairs.take(sorted(held))
 
 
-def _linked(pairs: TextPairs) -> list[list[int]]:
+def linked(pairs: TextPairs) -> list[list[int]]:
     """Rows in groups that share no sentence with another group: the connected components, by union-find."""
     parent: dict[str, str] = {}
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
+from retrieval.evaluation.correlation import spearman
 from retrieval.evaluation.evaluate import measured_pairs
 from retrieval.evaluation.pairs import Pairs
 from retrieval.training.choice import DevSets
@@ -35,6 +37,7 @@ from retrieval.training.objectives import (
     StsObjective,
     TripletObjective,
 )
+from retrieval.training.propensity import TELLING, propensity
 from retrieval.training.shortcuts import shortcuts
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
 
@@ -121,6 +124,20 @@ class Gathering:
         positive : only those that belong together, once a part with all labels is held out.
         """
         return [self._pairs(source, positive) for source in sources]
+
+    def propensities(self, pairs: Iterable[TextPairs]) -> list[NDArray[np.float64] | None]:
+        """Of each source, shape (n,), what one sentence alone tells of the labels; None where it tells little."""
+        found: list[NDArray[np.float64] | None] = []
+        for each in pairs:
+            values = propensity(each)
+            rho = spearman(values, each.labels) or 0.0
+            found.append(values if rho >= TELLING else None)
+            if rho >= TELLING:
+                self._notes.append(
+                    f"{each.name}: one sentence alone tells much of the label, as topics do (Spearman "
+                    f"{100 * rho:.0f}); a batch holds pairs that are alike in it"
+                )
+        return found
 
     def nli(self, source: str) -> NliPairs:
         """Inferences; those held out count as pairs, of grade 1 for entailment, .5 for neutral, 0 for contradiction."""
@@ -270,12 +287,23 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
 
 
 def cosent(
-    gathering: Gathering, sources: Sequence[str], scale: float, batch: int, *, deals: bool
+    gathering: Gathering, sources: Sequence[str], scale: float, batch: int, *, deals: bool, matched: bool
 ) -> list[tuple[Make, int]]:
-    """CoSENT on labelled pairs of several sources; `deals` as of the objective."""
+    """CoSENT on labelled pairs of several sources.
+
+    Parameters
+    ----------
+    deals : as of the objective.
+    matched : whether pairs of a batch are alike in what their sentences tell one by one, where that is much.
+    """
     _check_batch(batch)
     pairs = gathering.pairs(sources)
-    return [(lambda model: CosentObjective(pairs, scale, deals=deals), sum(map(len, pairs)))]
+    propensities = gathering.propensities(pairs) if matched else None
+
+    def make(model: TrainableEncoder) -> Objective:
+        return CosentObjective(pairs, scale, deals=deals, propensities=propensities)
+
+    return [(make, sum(map(len, pairs)))]
 
 
 def simbert(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:

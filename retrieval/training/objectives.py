@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from retrieval.training import losses
+from retrieval.training.batches import Alike
 from retrieval.training.examples import NliPairs, TextPairs, Texts, Triplets, scaled
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.shortcuts import deal_ends, end_of
@@ -29,8 +31,8 @@ class Objective(Protocol):
         ...
 
     @property
-    def lengths(self) -> list[Lengths]:
-        """Of each source, about how long its examples are, shape (n,)."""
+    def alike(self) -> Sequence[Alike]:
+        """Of each source, what its batches are alike in: about how long its examples are, at least."""
         ...
 
     @property
@@ -61,7 +63,7 @@ class _Examples:
         self.sources = [each.name for each in read]
         self._columns = [[getattr(each, side) for side in sides] for each in read]
         self._deals = deals
-        self.lengths = [_lengths(columns, deals) for columns in self._columns]
+        self.alike = [Alike(_lengths(columns, deals)) for columns in self._columns]
 
     def example(self, source: int, row: int) -> tuple[str, ...]:
         return tuple(column[row] for column in self._columns[source])
@@ -73,12 +75,27 @@ class _Examples:
 
 
 class CosentObjective(_Examples):
-    """The order of pairs by cosine that of their labels."""
+    """The order of pairs by cosine that of their labels.
+
+    Parameters
+    ----------
+    propensities : of each source, shape (n,), what its batches are alike in; None: none has any that matter.
+    """
 
     name = "cosent"
 
-    def __init__(self, pairs: Sequence[TextPairs], scale: float = 20.0, *, deals: bool = False) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[TextPairs],
+        scale: float = 20.0,
+        *,
+        deals: bool = False,
+        propensities: Sequence[NDArray[np.float64] | None] | None = None,
+    ) -> None:
         super().__init__(pairs, "first", "second", deals=deals)
+        if propensities is not None:
+            known = zip(self.alike, propensities, strict=True)
+            self.alike = [replace(each, propensities=values) for each, values in known]
         self._labels, self._scale = [each.labels for each in pairs], scale
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
