@@ -1,9 +1,9 @@
 """How much of a label one sentence alone tells: the bias of a set of pairs, and a score of each pair by it.
 
 Pairs of a set come from somewhere: on some topics, or in some words, more of them are alike. A regression on the
-characters of one sentence, which cannot know what the other says, orders the labels of LCQMC's dev pairs with a Spearman
-of .47 (BQ .30, ATEC .16, AFQMC .12). An encoder that learns this finds more of what is held out of the same file, and
-less elsewhere; in batches of pairs with like scores there is little of it to be learnt.
+characters of one sentence, which cannot know what the other says, orders the labels of LCQMC's dev pairs with a
+Spearman of .47 (BQ .30, ATEC .16, AFQMC .12). An encoder that learns this finds more of what is held out of the same
+file, and less elsewhere; in batches of pairs with like scores there is little of it to be learnt.
 
 Sources: Poliak et al. 2018, arXiv:1805.01042 (baselines on part of the input); Rosenbaum and Rubin 1983, Biometrika 70
 (the propensity score).
