@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from made_up_pairs import pairs_of
 
 from retrieval.encoders.load import resolve_settings
 from retrieval.errors import TrainingError, UsageError
+from retrieval.training import losses
 from retrieval.training.batches import MIXES, Alike, plan
 from retrieval.training.checkpoints import Point, RunFolder, State
 from retrieval.training.choice import (
@@ -28,7 +30,14 @@ from retrieval.training.choice import (
 from retrieval.training.examples import NliPairs
 from retrieval.training.loop import DivergedError, LoopSettings, Stage, rate, train
 from retrieval.training.model import TrainableEncoder
-from retrieval.training.objectives import CosentObjective, InBatchObjective, NliObjective, StsObjective, distinct
+from retrieval.training.objectives import (
+    CosentObjective,
+    InBatchObjective,
+    NliObjective,
+    StsObjective,
+    distinct,
+    related,
+)
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
 from retrieval.types import NoProgress
 
@@ -104,6 +113,29 @@ def test_the_rate_rises_then_falls() -> None:
 def test_a_pair_that_repeats_a_text_is_left_out_of_a_batch() -> None:
     first, second = ["a", "b", "c", "a"], ["x", "y", "x", "z"]
     assert distinct(first, second, np.arange(4)).tolist() == [0, 1]
+
+
+def test_the_in_batch_loss_is_added_on_labels_of_0_and_1_alone(tiny_model: Path) -> None:
+    model = load(tiny_model)
+    model.model.eval()
+    rows, grades = np.arange(12), pairs_of(12)
+    grades = replace(grades, labels=grades.labels * 4 + 1)
+    with torch.no_grad():
+        for pairs, added in ((pairs_of(12), True), (grades, False)):
+            plain, both = (
+                float(CosentObjective([pairs], in_batch=weight).loss(model, 0, rows)) for weight in (0.0, 0.5)
+            )
+            first, second = (model.vectors(side) for side in (pairs.first, pairs.second))
+            shared = torch.eye(12, dtype=torch.bool)
+            ranking = float(losses.in_batch_ranking(first, second, torch.tensor(pairs.labels == 1), shared))
+            assert both == pytest.approx(plain + 0.5 * ranking * added, rel=1e-4)
+            assert both > plain or not added
+
+
+def test_pairs_that_share_a_sentence_on_either_side_are_related() -> None:
+    first, second = ["a", "b", "c", "a"], ["x", "y", "b", "z"]
+    expected = [[1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
+    assert related(first, second, np.arange(4)).tolist() == np.array(expected, dtype=bool).tolist()
 
 
 def test_training_lifts_the_dev_sets_and_leaves_word_embeddings_alone(tiny_model: Path, tmp_path: Path) -> None:

@@ -293,6 +293,7 @@ def test_a_loss_that_is_no_number_ends_with_what_was_good(tiny_model: Path, tmp_
         (("cosent", "scores.tsv"), "line 8: the score is 6"),
         (("cosent", "nowhere.tsv"), "nowhere.tsv"),
         (("cosent", "pairs.tsv", "--batch", "1"), "a batch of 1"),
+        (("cosent", "pairs.tsv", "--in-batch", "-1"), "has the weight -1, expected 0 or more"),
         (("cosent", "pairs.tsv", "--mix", "2,1"), "'2,1' has 2 weights, expected one of each of 1 sources"),
         (("simbert", "pairs.tsv", "--batch", "1"), "a batch of 1"),
         (("simcse", "pairs.tsv", "--batch", "1"), "a batch of 1"),

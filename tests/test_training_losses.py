@@ -53,6 +53,21 @@ def plain_simcse(first: Rows, second: Rows, scale: float) -> float:
     return sum(losses) / len(losses)
 
 
+def plain_ranking(
+    first: Rows, second: Rows, alike: Sequence[bool], related: Sequence[Sequence[bool]], scale: float
+) -> float:
+    losses = []
+    for here in (row for row, together in enumerate(alike) if together):
+        for one, others in ((first[here], second), (second[here], first)):
+            shares = {
+                there: math.exp(scale * plain_cosine(one, other))
+                for there, other in enumerate(others)
+                if there == here or not related[here][there]
+            }
+            losses.append(-math.log(shares[here] / sum(shares.values())))
+    return sum(losses) / len(losses)
+
+
 def plain_triplet(anchor: Rows, positive: Rows, negative: Rows, margin: float) -> float:
     hinges = [
         max(math.dist(a, p) - math.dist(a, n) + margin, 0) for a, p, n in zip(anchor, positive, negative, strict=True)
@@ -241,11 +256,50 @@ def test_nli_head_worked_by_hand() -> None:
     assert head(torch.tensor([[2.0]]), torch.tensor([[5.0]])).tolist() == [[352, 3]]
 
 
+ALIKE = torch.tensor([True, False, True, True])
+RELATED = torch.eye(4, dtype=torch.bool)
+RELATED[0, 2] = RELATED[2, 0] = True
+
+
+def test_in_batch_ranking_is_its_formula() -> None:
+    first, second = drawn(4, 3), drawn(4, 3, seed=1)
+    for scale in (1.0, 50.0):
+        loss = losses.in_batch_ranking(first, second, ALIKE, RELATED, scale)
+        plain = plain_ranking(first.tolist(), second.tolist(), ALIKE.tolist(), RELATED.tolist(), scale)
+        assert loss.item() == pytest.approx(plain, abs=1e-10)
+
+
+def test_in_batch_ranking_worked_by_hand() -> None:
+    # Pair 0 is (1, 0) with itself, pair 1 is (0, 1) with (1, 0) and does not count, but its second sentence is an
+    # answer as good as the right one: log 2. Backwards there is one at cosine 1 and one at 0: log(1 + e^-1) = .313262.
+    first = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    second = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
+    alike, apart = torch.tensor([True, False]), torch.eye(2, dtype=torch.bool)
+    loss = losses.in_batch_ranking(first, second, alike, apart, scale=1.0)
+    assert loss.item() == pytest.approx((math.log(2) + 0.313262) / 2, abs=SINGLE)
+    # Where they share a sentence, there is nothing to be told from.
+    shared = torch.ones(2, 2, dtype=torch.bool)
+    assert losses.in_batch_ranking(first, second, alike, shared, scale=1.0).item() == 0
+
+
+def test_in_batch_ranking_without_a_pair_that_belongs_together_is_0_with_gradient_0() -> None:
+    first, second = drawn(3, 2).requires_grad_(), drawn(3, 2, seed=1)
+    loss = losses.in_batch_ranking(first, second, torch.zeros(3, dtype=torch.bool), torch.eye(3, dtype=torch.bool))
+    assert loss.item() == 0
+    loss.backward()
+    assert first.grad is not None
+    assert not first.grad.any()
+
+
 GRADED = torch.tensor([0.0, 1.0, 0.5, 1.0])
 LOSSES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "cosines": (lambda a, b: losses.cosines(a, b).sum(), [drawn(4, 3), drawn(4, 3, seed=1)]),
     "cosent": (lambda a, b: losses.cosent(losses.cosines(a, b), GRADED), [drawn(4, 3), drawn(4, 3, seed=1)]),
     "in_batch_softmax": (losses.in_batch_softmax, [drawn(6, 3)]),
+    "in_batch_ranking": (
+        lambda a, b: losses.in_batch_ranking(a, b, ALIKE, RELATED),
+        [drawn(4, 3), drawn(4, 3, seed=1)],
+    ),
     "simcse": (losses.simcse, [drawn(4, 3), drawn(4, 3, seed=1)]),
     "cosine_regression": (lambda c: losses.cosine_regression(c, GRADED), [drawn(4).tanh()]),
     "triplet": (losses.triplet, [drawn(4, 3, seed=seed) for seed in range(3)]),

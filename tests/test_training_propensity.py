@@ -88,7 +88,7 @@ def test_sources_that_tell_much_are_matched_and_named(tmp_path: Path) -> None:
     sources = [str(write_pairs(tmp_path / "telling.tsv", telling)), str(write_pairs(tmp_path / "plain.tsv", plain))]
     for matched in (True, False):
         gathering = Gathering(Reading(hold_out=0.0))
-        ((make, _),) = cosent(gathering, sources, 20.0, 16, deals=True, matched=matched)
+        ((make, _),) = cosent(gathering, sources, 20.0, 16, in_batch=0.0, deals=True, matched=matched)
         objective = make(None)  # type: ignore[arg-type]
         notes = [note for note in gathering.material(lambda model: []).notes if "one sentence alone" in note]
         assert [each.propensities is None for each in objective.alike] == [not matched, True]

@@ -71,7 +71,7 @@ def test_what_goes_with_the_labels_is_told_with_the_files(tmp_path: Path) -> Non
     assert all("less often alike" in words for words in shortcuts(upside_down))
     source = write_pairs(tmp_path / "lopsided.tsv", lopsided())
     gathering = Gathering(Reading())
-    cosent(gathering, [str(source)], 20.0, 16, deals=True, matched=True)
+    cosent(gathering, [str(source)], 20.0, 16, in_batch=0.0, deals=True, matched=True)
     notes = gathering.material(lambda model: []).notes
     assert [note for note in notes if "more often alike" in note] == [f"{source}: {words}" for words in found]
 

@@ -194,6 +194,14 @@ def _command(*without: str, **defaults: Any) -> Callable[[Callable[..., None]], 
 def cosent(
     sources: PairsArgument,
     scale: Annotated[float, typer.Option(help="Of the cosines; 1 / temperature.")] = 20.0,
+    in_batch: Annotated[
+        float,
+        typer.Option(
+            help="Weight of a second loss on pairs of label 1: each sentence picks its partner out of the batch, by "
+            "cosine. 0: none.",
+            metavar="WEIGHT",
+        ),
+    ] = 0.0,
     keep_punctuation: PunctuationOption = False,
     propensity: Annotated[
         bool,
@@ -213,10 +221,23 @@ def cosent(
     from retrieval.training import material
 
     def makes(found: Gathering, loop: LoopSettings) -> Sequence[tuple[Make, int]]:
-        deals = not keep_punctuation
-        return material.cosent(found, sources, scale, loop.batch, deals=deals, matched=propensity)
+        return material.cosent(
+            found,
+            sources,
+            scale,
+            loop.batch,
+            in_batch=in_batch,
+            deals=not keep_punctuation,
+            matched=propensity,
+        )
 
-    objective = {"objective": "cosent", "scale": scale, "keep_punctuation": keep_punctuation, "propensity": propensity}
+    objective = {
+        "objective": "cosent",
+        "scale": scale,
+        "in_batch": in_batch,
+        "keep_punctuation": keep_punctuation,
+        "propensity": propensity,
+    }
     _print(_train(options, objective, makes), options["as_json"])
 
 

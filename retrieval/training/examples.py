@@ -143,7 +143,7 @@ def positives(pairs: TextPairs) -> TextPairs:
     CorpusError
         There is none, or a label is outside of the range.
     """
-    if not (rows := np.flatnonzero(_alike(pairs))).size:
+    if not (rows := np.flatnonzero(alike(pairs))).size:
         low, high = known_range(pairs)
         expected = "1" if high == 1 else f"above {(low + high) / 2:g} of {low:g} to {high:g}"
         raise CorpusError(
@@ -153,7 +153,8 @@ def positives(pairs: TextPairs) -> TextPairs:
     return pairs.take(rows)
 
 
-def _alike(pairs: TextPairs) -> NDArray[np.bool_]:
+def alike(pairs: TextPairs) -> NDArray[np.bool_]:
+    """Which belong together, shape (n,): label 1, or a grade in the upper half of the range."""
     low, high = known_range(pairs)
     return pairs.labels == 1 if is_binary(pairs.labels) else pairs.labels > (low + high) / 2
 
@@ -196,7 +197,7 @@ def _at(unit: str, lines: Sequence[str]) -> str:
 
 def noise(pairs: TextPairs) -> LabelNoise:
     """Look for labels that cannot be right, and for repeated lines. Raises CorpusError as `known_range` does."""
-    alike = _alike(pairs)
+    together = alike(pairs)
     equal: list[int] = []
     conflicts: list[tuple[int, int]] = []
     duplicates: list[tuple[int, int]] = []
@@ -205,7 +206,7 @@ def noise(pairs: TextPairs) -> LabelNoise:
     exact: dict[tuple[str, str, float], int] = {}
     for row, (one, other) in enumerate(zip(pairs.first, pairs.second, strict=True)):
         label, line = float(pairs.labels[row]), pairs.line(row)
-        if one == other and not alike[row]:
+        if one == other and not together[row]:
             equal.append(line)
         pair = (one, other) if one <= other else (other, one)
         before, earlier = seen.setdefault(pair, (line, label))

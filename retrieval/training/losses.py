@@ -70,6 +70,33 @@ def in_batch_softmax(vectors: Tensor, scale: float = 30.0) -> Tensor:
     return functional.cross_entropy(scores.masked_fill(itself, -torch.inf), targets)
 
 
+def in_batch_ranking(first: Tensor, second: Tensor, alike: Tensor, related: Tensor, scale: float = 50.0) -> Tensor:
+    """Each sentence of a pair that belongs together picks its partner out of that side of the batch, by cosine.
+
+    The mean over those pairs and both orders of -log softmax(scale cos) at the partner. The sentences of pairs that do
+    not belong together are wrong answers like others. 0, with gradient 0, where no pair belongs together.
+
+    Parameters
+    ----------
+    first, second : shape (B, H)
+    alike : bool, shape (B,): the pairs that belong together.
+    related : bool, shape (B, B): pairs that share a sentence, which are no wrong answers to each other.
+
+    Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4 (multiple negatives ranking).
+    """
+    _check_rows(first, second)
+    one, other = _unit(first), _unit(second)
+    with _exact(one):
+        scores = scale * (one @ other.T)  # (B, H) -> (B, B)
+    rows = torch.arange(len(scores), device=scores.device)
+    others = related & (rows[:, None] != rows[None, :])
+    terms = [
+        functional.cross_entropy(side.masked_fill(others, -torch.inf), rows, reduction="none")
+        for side in (scores, scores.T)
+    ]
+    return torch.where(alike, terms[0] + terms[1], 0).sum() / (2 * alike.sum()).clamp_min(1)
+
+
 def partners(count: int, device: torch.device | None = None) -> Tensor:
     """The row of each row's partner: 1, 0, 3, 2, ...; int64, shape (count,). Raises UsageError where count is odd."""
     if count % 2:

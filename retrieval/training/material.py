@@ -287,21 +287,30 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
 
 
 def cosent(
-    gathering: Gathering, sources: Sequence[str], scale: float, batch: int, *, deals: bool, matched: bool
+    gathering: Gathering,
+    sources: Sequence[str],
+    scale: float,
+    batch: int,
+    *,
+    in_batch: float,
+    deals: bool,
+    matched: bool,
 ) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources.
 
     Parameters
     ----------
-    deals : as of the objective.
+    in_batch, deals : as of the objective.
     matched : whether pairs of a batch are alike in what their sentences tell one by one, where that is much.
     """
     _check_batch(batch)
+    if not 0 <= in_batch < math.inf:
+        raise UsageError(f"the in-batch loss has the weight {in_batch:g}, expected 0 or more, such as 0.5")
     pairs = gathering.pairs(sources)
     propensities = gathering.propensities(pairs) if matched else None
 
     def make(model: TrainableEncoder) -> Objective:
-        return CosentObjective(pairs, scale, deals=deals, propensities=propensities)
+        return CosentObjective(pairs, scale, in_batch=in_batch, deals=deals, propensities=propensities)
 
     return [(make, sum(map(len, pairs)))]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from retrieval.evaluation.correlation import is_binary
 from retrieval.training import losses
 from retrieval.training.batches import Alike
 from retrieval.training.examples import NliPairs, TextPairs, Texts, Triplets, scaled
@@ -79,6 +80,8 @@ class CosentObjective(_Examples):
 
     Parameters
     ----------
+    in_batch : weight of a second loss, on sources of labels 0 and 1: sentences of pairs that belong together pick their
+        partners out of the batch. It keeps what an encoder tells apart that no pair of the sources does.
     propensities : of each source, shape (n,), what its batches are alike in; None: none has any that matter.
     """
 
@@ -89,6 +92,7 @@ class CosentObjective(_Examples):
         pairs: Sequence[TextPairs],
         scale: float = 20.0,
         *,
+        in_batch: float = 0.0,
         deals: bool = False,
         propensities: Sequence[NDArray[np.float64] | None] | None = None,
     ) -> None:
@@ -97,10 +101,18 @@ class CosentObjective(_Examples):
             known = zip(self.alike, propensities, strict=True)
             self.alike = [replace(each, propensities=values) for each, values in known]
         self._labels, self._scale = [each.labels for each in pairs], scale
+        self._in_batch = [in_batch if is_binary(each.labels) else 0.0 for each in pairs]
 
     def loss(self, model: TrainableEncoder, source: int, rows: NDArray[np.int64]) -> torch.Tensor:
-        cosines = losses.cosines(*_sides(model, self._texts(source, rows)))
-        return losses.cosent(cosines, _like(cosines, self._labels[source][rows]), self._scale)
+        first, second = _sides(model, self._texts(source, rows))
+        cosines = losses.cosines(first, second)
+        labels = _like(cosines, self._labels[source][rows])
+        loss = losses.cosent(cosines, labels, self._scale)
+        if weight := self._in_batch[source]:
+            texts, partners = self._columns[source]
+            shared = torch.as_tensor(related(texts, partners, rows), device=cosines.device)
+            loss = loss + weight * losses.in_batch_ranking(first, second, labels == 1, shared)
+        return loss
 
 
 class StsObjective(_Examples):
@@ -187,6 +199,12 @@ def distinct(first: Sequence[str], second: Sequence[str], rows: NDArray[np.int64
             kept.append(row)
         seen |= texts
     return np.array(kept, dtype=np.int64)
+
+
+def related(first: Sequence[str], second: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the pairs share a sentence, shape (B, B)."""
+    pairs = [{first[row], second[row]} for row in rows.tolist()]
+    return np.array([[not one.isdisjoint(other) for other in pairs] for one in pairs])
 
 
 def _sides(model: TrainableEncoder, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
