@@ -16,7 +16,7 @@ from made_up_pairs import pairs_of
 from retrieval.encoders.load import resolve_settings
 from retrieval.errors import TrainingError, UsageError
 from retrieval.training import losses
-from retrieval.training.batches import MIXES, Alike, plan
+from retrieval.training.batches import MIXES, plan
 from retrieval.training.checkpoints import Point, RunFolder, State
 from retrieval.training.choice import (
     DevSets,
@@ -53,15 +53,13 @@ def load(folder: Path, **options: str) -> TrainableEncoder:
     count=st.integers(1, 60),
     seed=st.integers(0, 9),
     mix=st.sampled_from(sorted(MIXES)),
-    matched=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_example_has_its_turn_before_one_has_a_second(
-    sizes: list[int], size: int, count: int, seed: int, mix: str, matched: bool
+    sizes: list[int], size: int, count: int, seed: int, mix: str
 ) -> None:
-    random = np.random.default_rng(seed)
-    sources = [Alike(random.integers(1, 50, each), random.random(each) if matched else None) for each in sizes]
-    planned = plan(sources, size, count, seed, mix)
+    lengths = [np.random.default_rng(seed).integers(1, 50, each) for each in sizes]
+    planned = plan(lengths, size, count, seed, mix)
     assert len(planned) == count
     for source, each in enumerate(sizes):
         seen = [row for batch in planned if batch.source == source for row in batch.rows.tolist()]
@@ -69,20 +67,20 @@ def test_every_example_has_its_turn_before_one_has_a_second(
         # Batches of a window are shuffled, so turns may lie apart by what one window holds.
         assert len(seen) < each or turns.max() - turns.min() <= 2
         assert all(len(batch.rows) == min(size, each) for batch in planned if batch.source == source)
-    again = plan(sources, size, count, seed, mix)
+    again = plan(lengths, size, count, seed, mix)
     assert all(np.array_equal(one.rows, other.rows) for one, other in zip(planned, again, strict=True))
 
 
 def test_a_batch_holds_texts_of_about_one_length() -> None:
-    lengths = np.arange(1600) % 100
-    spreads = [np.ptp(lengths[batch.rows]) for batch in plan([Alike(lengths)], 16, 100, 0)]
+    lengths = [np.arange(1600) % 100]
+    spreads = [np.ptp(lengths[0][batch.rows]) for batch in plan(lengths, 16, 100, 0)]
     assert np.mean(spreads) < 3  # of a random batch it is 88
 
 
 @pytest.mark.parametrize(("mix", "share"), [("sqrt", 1 / 3), ("size", 1 / 5), ("even", 1 / 2), ("3,1", 3 / 4)])
 def test_sources_have_their_turn_by_the_mix(mix: str, share: float) -> None:
     # 100 and 400 examples: by the root 10 to 20, by size 1 to 4.
-    planned = plan([Alike(np.ones(each, np.int64)) for each in (100, 400)], 8, 4000, 0, mix)
+    planned = plan([np.ones(100, np.int64), np.ones(400, np.int64)], 8, 4000, 0, mix)
     assert abs(np.mean([batch.source == 0 for batch in planned]) - share) < 0.03
 
 
@@ -98,7 +96,7 @@ def test_sources_have_their_turn_by_the_mix(mix: str, share: float) -> None:
 )
 def test_a_mix_that_fits_no_sources_is_refused(mix: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan([Alike(np.ones(9, np.int64))] * 2, 4, 5, 0, mix)
+        plan([np.ones(9, np.int64)] * 2, 4, 5, 0, mix)
 
 
 def test_the_rate_rises_then_falls() -> None:

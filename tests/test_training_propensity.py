@@ -1,4 +1,4 @@
-"""What one sentence alone tells of a label: measured on other pairs, and kept out of batches."""
+"""What one sentence alone tells of a label, and weights under which it tells nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_up_pairs import pairs_of, write_pairs
 
-from retrieval.evaluation.correlation import spearman
-from retrieval.training.batches import plan
-from retrieval.training.examples import TextPairs
+from retrieval.evaluation.correlation import spearman, weighted_spearman
+from retrieval.training.choice import DevSets
+from retrieval.training.examples import TextPairs, split_off
 from retrieval.training.material import Gathering, Reading, cosent
-from retrieval.training.objectives import CosentObjective
-from retrieval.training.propensity import TELLING, propensity
+from retrieval.training.propensity import balanced, propensities
 
 _COMMON = [chr(0x4E00 + place) for place in range(300)]
 
@@ -43,55 +44,69 @@ def made_up(count: int, *, topical: bool, seed: int = 0) -> TextPairs:
 
 
 def test_a_topic_tells_and_what_two_sentences_share_does_not() -> None:
-    for topical, low, high in ((True, 0.5, 0.65), (False, -0.1, 0.1)):
-        pairs = made_up(1200, topical=topical)
-        assert low < (spearman(propensity(pairs), pairs.labels) or 0.0) < high, topical
+    for topical, low, high in ((True, 0.5, 0.7), (False, -0.1, 0.1)):
+        known, pairs = made_up(1500, topical=topical), made_up(1000, topical=topical, seed=1)
+        assert low < (spearman(propensities(known, pairs), pairs.labels) or 0.0) < high, topical
 
 
-def test_a_pairs_own_label_does_not_count() -> None:
+def test_final_punctuation_does_not_count() -> None:
+    known, pairs = made_up(300, topical=True), made_up(100, topical=True, seed=1)
+    asked = [text + "？" if label else text for text, label in zip(known.first, known.labels, strict=True)]
+    values = propensities(TextPairs(known.name, known.sha256, asked, known.second, known.labels), pairs)
+    np.testing.assert_array_equal(values, propensities(known, pairs))
+
+
+@given(
+    values=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    seed=st.integers(0, 9),
+)
+def test_labels_are_shared_out_alike_among_the_classes(values: list[int], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(0, 2, len(values)).astype(np.float64)
+    weights = balanced(np.array(values, dtype=np.float64), labels)
+    assert (weights > 0).all()
+    for rows in np.array_split(np.argsort(values, kind="stable"), min(8, len(values))):
+        if np.ptp(labels[rows]):
+            share = np.average(labels[rows], weights=weights[rows])
+            assert share == pytest.approx(labels.mean())
+
+
+def test_what_one_sentence_tells_gains_nothing_under_the_weights() -> None:
+    known, pairs = made_up(3000, topical=True), made_up(2000, topical=True, seed=1)
+    values = propensities(known, pairs)
+    weights = balanced(values, pairs.labels)
+    assert (spearman(values, pairs.labels) or 0) > 0.5
+    assert abs(weighted_spearman(values, pairs.labels, weights) or 0) < 0.1
+    # A score that knows the label itself is as good as before.
     random = np.random.default_rng(0)
-    own = [chr(0x4E00 + place) * 3 for place in range(600)]  # a sentence of its own, which would name the label
-    twice = [text + text for text in own]
-    labels = (random.random(600) < 0.5).astype(np.float64)
-    values = propensity(TextPairs("own.tsv", "3" * 64, own, twice, labels))
-    assert abs(spearman(values, labels) or 0.0) < 0.15
-    # Neither do those of pairs that share a sentence with it, directly or through others.
-    linked = TextPairs("linked.tsv", "4" * 64, ["甲乙丙"] * 600, own, np.ones(600) * np.arange(600) % 2)
-    assert np.ptp(propensity(linked)) == 0.0
+    knowing = pairs.labels + random.normal(size=len(pairs))
+    assert weighted_spearman(knowing, pairs.labels, weights) == pytest.approx(spearman(knowing, pairs.labels), abs=0.1)
 
 
-def test_final_punctuation_is_not_looked_at() -> None:
-    pairs = made_up(300, topical=True)
-    asked = [text + "？" if label else text for text, label in zip(pairs.first, pairs.labels, strict=True)]
-    values = propensity(TextPairs(pairs.name, pairs.sha256, asked, pairs.second, pairs.labels))
-    np.testing.assert_array_equal(values, propensity(pairs))
+def test_pairs_held_out_carry_the_weights_and_what_tells_is_named(tmp_path: Path) -> None:
+    telling = made_up(1500, topical=True)
+    sources = [
+        str(write_pairs(tmp_path / "telling.tsv", telling)),
+        str(write_pairs(tmp_path / "plain.tsv", pairs_of(400))),
+    ]
+    gathering = Gathering(Reading(hold_out=0.2))
+    cosent(gathering, sources, 20.0, 16, in_batch=0.0, deals=True)
+    material = gathering.material(lambda model: [])
+    notes = [note for note in material.notes if "one sentence alone" in note]
+    assert [note.split(": ")[0] for note in notes] == sources[:1]
+    assert "pairs held out are weighted so that this gains nothing" in notes[0]
+    kept, held = split_off(telling, 0.2, 0)
+    part = material.dev.pairs[0]
+    assert part.weights is not None
+    np.testing.assert_array_equal(part.weights, balanced(propensities(kept, held), held.labels))
+    sampled = material.dev.sampled(50).pairs[0]
+    assert sampled.weights is not None
+    assert len(sampled.weights) == 50
 
 
-@pytest.mark.parametrize("matched", [True, False])
-def test_within_batches_labels_do_not_go_with_what_one_sentence_tells(matched: bool) -> None:
-    pairs = made_up(4096, topical=True)
-    values = propensity(pairs)
-    objective = CosentObjective([pairs], propensities=[values] if matched else None)
-    told, spreads = [], []
-    for batch in plan(objective.alike, 32, 128, 0):
-        labels = pairs.labels[batch.rows]
-        told.append(spearman(values[batch.rows], labels) or 0.0)
-        spreads.append(np.ptp(objective.alike[0].lengths[batch.rows]))
-    assert (np.mean(told) < 0.2) if matched else (np.mean(told) > 0.4)
-    assert np.mean(spreads) < 8  # of two sentences; in the file 30
-    seen = np.bincount(np.concatenate([batch.rows for batch in plan(objective.alike, 32, 128, 0)]))
-    assert (seen == 1).all()
-
-
-def test_sources_that_tell_much_are_matched_and_named(tmp_path: Path) -> None:
-    telling, plain = made_up(1200, topical=True), pairs_of(400)
-    sources = [str(write_pairs(tmp_path / "telling.tsv", telling)), str(write_pairs(tmp_path / "plain.tsv", plain))]
-    for matched in (True, False):
-        gathering = Gathering(Reading(hold_out=0.0))
-        ((make, _),) = cosent(gathering, sources, 20.0, 16, in_batch=0.0, deals=True, matched=matched)
-        objective = make(None)  # type: ignore[arg-type]
-        notes = [note for note in gathering.material(lambda model: []).notes if "one sentence alone" in note]
-        assert [each.propensities is None for each in objective.alike] == [not matched, True]
-        assert len(notes) == matched
-        assert not matched or notes[0].startswith(f"{sources[0]}: one sentence alone tells much of the label")
-    assert (spearman(propensity(plain), plain.labels) or 0.0) < TELLING
+def test_grades_are_not_weighted(tmp_path: Path) -> None:
+    pairs = pairs_of(200)
+    graded = TextPairs("graded.tsv", "5" * 64, pairs.first, pairs.second, np.arange(200) % 5.0)
+    gathering = Gathering(Reading(hold_out=0.2))
+    cosent(gathering, [str(write_pairs(tmp_path / "graded.tsv", graded))], 20.0, 16, in_batch=0.0, deals=True)
+    dev: DevSets = gathering.material(lambda model: []).dev
+    assert [each.weights for each in dev.pairs] == [None]

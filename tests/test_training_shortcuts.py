@@ -71,7 +71,7 @@ def test_what_goes_with_the_labels_is_told_with_the_files(tmp_path: Path) -> Non
     assert all("less often alike" in words for words in shortcuts(upside_down))
     source = write_pairs(tmp_path / "lopsided.tsv", lopsided())
     gathering = Gathering(Reading())
-    cosent(gathering, [str(source)], 20.0, 16, in_batch=0.0, deals=True, matched=True)
+    cosent(gathering, [str(source)], 20.0, 16, in_batch=0.0, deals=True)
     notes = gathering.material(lambda model: []).notes
     assert [note for note in notes if "more often alike" in note] == [f"{source}: {words}" for words in found]
 
@@ -92,7 +92,7 @@ def test_within_batches_neither_length_nor_final_punctuation_goes_with_the_label
     pairs = lopsided(2000)
     objective = CosentObjective([pairs], deals=deals)
     by_length, by_end = [], []
-    for step, batch in enumerate(plan(objective.alike, 32, 60, 0)):
+    for step, batch in enumerate(plan(objective.lengths, 32, 60, 0)):
         torch.manual_seed(step)
         model = Heard()
         objective.loss(model, 0, batch.rows)  # type: ignore[arg-type]

@@ -44,6 +44,27 @@ def spearman(one: Floats, other: Floats) -> float | None:
     return pearson(average_ranks(one), average_ranks(other))
 
 
+def weighted_spearman(one: Floats, other: Floats, weights: Floats) -> float | None:
+    """The same where some pairs count for more than others; equal weights give `spearman`.
+
+    Pearson's correlation under the weights, of ranks that are the weight below a value and half of that of its ties.
+
+    Parameters
+    ----------
+    weights : float64, shape (n,), above 0
+    """
+    ranks = []
+    for values in (one, other):
+        distinct, group = np.unique(values, return_inverse=True)
+        if len(distinct) < 2:
+            return None
+        sums = np.bincount(group, weights)
+        ranks.append((np.cumsum(sums) - sums / 2)[group])
+    centred = [(each - np.average(each, weights=weights)) * np.sqrt(weights) for each in ranks]
+    lengths = np.linalg.norm(centred[0]) * np.linalg.norm(centred[1])
+    return float(np.clip(centred[0] @ centred[1] / lengths, -1, 1))
+
+
 def attainable_spearman(labels: Floats) -> float | None:
     """The Spearman of a perfect scorer: one that orders the pairs as their labels do, and gives no two the same score.
 

@@ -11,30 +11,10 @@ from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
 
-_WINDOW = 64  # batches sorted together: pairs of a batch have one length, and no label is learnt from it
-_OF_ONE_PROPENSITY = 8  # batches of a window that are sorted by length among themselves
+_WINDOW = 64  # batches sorted by length together: pairs of a batch have one length, and no label is learnt from it
 
 MIXES = {"sqrt": 0.5, "size": 1.0, "even": 0.0}
 """How often a source has its turn, by the power of its size that it is in proportion to."""
-
-
-@dataclass(frozen=True)
-class Alike:
-    """Of a source, what the examples of a batch are to have in common, so that nothing is learnt from it."""
-
-    lengths: NDArray[np.int64]
-    """Shape (n,), n >= 1."""
-    propensities: NDArray[np.float64] | None = None
-    """Shape (n,): see propensity.py; None: they matter little."""
-
-    def sort(self, rows: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """Rows of which each `size` in a row are a batch."""
-        if self.propensities is None:
-            return rows[np.argsort(self.lengths[rows], kind="stable")]
-        rows = rows[np.argsort(self.propensities[rows], kind="stable")]
-        part = size * _OF_ONE_PROPENSITY
-        parts = [rows[start : start + part] for start in range(0, len(rows), part)]
-        return np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in parts])
 
 
 @dataclass(frozen=True)
@@ -46,15 +26,15 @@ class Batch:
     """Shape (B,)."""
 
 
-def plan(sources: Sequence[Alike], size: int, count: int, seed: int, mix: str = "sqrt") -> list[Batch]:
-    """So many batches, each of one source and of texts that are alike, in an order that the seed decides.
+def plan(lengths: Sequence[NDArray[np.int64]], size: int, count: int, seed: int, mix: str = "sqrt") -> list[Batch]:
+    """So many batches, each of one source and of texts of about one length, in an order that the seed decides.
 
     Every example of a source has its turn before one has a second; the last few of an epoch, too few for a batch, begin
     the next.
 
     Parameters
     ----------
-    sources : what their examples are sorted by.
+    lengths : of each source, its examples' lengths, shape (n,), n >= 1.
     size : examples a batch; fewer where a source has fewer.
     mix : one of MIXES, or weights of the sources in their order, such as "4,1,1".
 
@@ -64,9 +44,9 @@ def plan(sources: Sequence[Alike], size: int, count: int, seed: int, mix: str = 
         Unknown mix, or not as many weights as sources.
     """
     random = np.random.default_rng([seed, 0])
-    weights = np.array(_weights(mix, [len(each.lengths) for each in sources]), dtype=np.float64)
-    turns = random.choice(len(sources), size=count, p=weights / weights.sum())
-    streams = [_stream(each, size, np.random.default_rng([seed, 1, place])) for place, each in enumerate(sources)]
+    weights = np.array(_weights(mix, [len(each) for each in lengths]), dtype=np.float64)
+    turns = random.choice(len(lengths), size=count, p=weights / weights.sum())
+    streams = [_stream(each, size, np.random.default_rng([seed, 1, place])) for place, each in enumerate(lengths)]
     return [Batch(int(source), next(streams[source])) for source in turns]
 
 
@@ -93,15 +73,14 @@ def _weights(mix: str, sizes: Sequence[int]) -> list[float]:
     return [float(size ** MIXES[mix]) for size in sizes] if weights is None else weights
 
 
-def _stream(source: Alike, size: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    count = len(source.lengths)
-    size = min(size, count)
+def _stream(lengths: NDArray[np.int64], size: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    size = min(size, len(lengths))
     waiting = np.empty(0, np.int64)
     while True:
-        waiting = np.concatenate([waiting, random.permutation(count)])
+        waiting = np.concatenate([waiting, random.permutation(len(lengths))])
         whole = len(waiting) // size * size
         for start in range(0, whole, size * _WINDOW):
             window = waiting[start : min(start + size * _WINDOW, whole)]
-            window = source.sort(window, size).reshape(-1, size)
+            window = window[np.argsort(lengths[window], kind="stable")].reshape(-1, size)
             yield from window[random.permutation(len(window))]
         waiting = waiting[whole:]

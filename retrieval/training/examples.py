@@ -31,6 +31,8 @@ class TextPairs:
     """Shape (n,): where each stands in the file; None: as they come, from 1."""
     grades: tuple[float, float] | None = None
     """The smallest and the largest grade that there can be; None: 0 to 1 where all are, or else 0 to 5."""
+    weights: NDArray[np.float64] | None = None
+    """Shape (n,), above 0: how much each counts where weights are chosen; None: all alike."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,7 +41,8 @@ class TextPairs:
         """Some of the pairs, by row from 0, in that order."""
         first, second = [self.first[row] for row in rows], [self.second[row] for row in rows]
         lines = np.array([self.line(row) for row in rows], dtype=np.int64)
-        return TextPairs(self.name, self.sha256, first, second, self.labels[rows], lines, known_range(self))
+        weights = None if self.weights is None else self.weights[rows]
+        return TextPairs(self.name, self.sha256, first, second, self.labels[rows], lines, known_range(self), weights)
 
     def line(self, row: int) -> int:
         """Where a row stands in the file."""

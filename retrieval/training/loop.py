@@ -146,7 +146,7 @@ class _StageRun:
         self._optimiser = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
         count = self._stage.steps * settings.accumulate
         seed = settings.seed * 1009 + state.stage
-        self._batches = plan(self._stage.objective.alike, settings.batch, count, seed, settings.mix)
+        self._batches = plan(self._stage.objective.lengths, settings.batch, count, seed, settings.mix)
         self._saved = time.monotonic()
 
     def run(self, tensors: Tensors | None) -> None:

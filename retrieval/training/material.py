@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
-from retrieval.evaluation.correlation import spearman
+from retrieval.evaluation.correlation import is_binary, spearman
 from retrieval.evaluation.evaluate import measured_pairs
 from retrieval.evaluation.pairs import Pairs
 from retrieval.training.choice import DevSets
@@ -37,8 +36,8 @@ from retrieval.training.objectives import (
     StsObjective,
     TripletObjective,
 )
-from retrieval.training.propensity import TELLING, propensity
-from retrieval.training.shortcuts import shortcuts
+from retrieval.training.propensity import balanced, propensities
+from retrieval.training.shortcuts import NOTED, shortcuts
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
 
 STAGE_KINDS = ("nli", "sts", "triplets")
@@ -124,20 +123,6 @@ class Gathering:
         positive : only those that belong together, once a part with all labels is held out.
         """
         return [self._pairs(source, positive) for source in sources]
-
-    def propensities(self, pairs: Iterable[TextPairs]) -> list[NDArray[np.float64] | None]:
-        """Of each source, shape (n,), what one sentence alone tells of the labels; None where it tells little."""
-        found: list[NDArray[np.float64] | None] = []
-        for each in pairs:
-            values = propensity(each)
-            rho = spearman(values, each.labels) or 0.0
-            found.append(values if rho >= TELLING else None)
-            if rho >= TELLING:
-                self._notes.append(
-                    f"{each.name}: one sentence alone tells much of the label, as topics do (Spearman "
-                    f"{100 * rho:.0f}); a batch holds pairs that are alike in it"
-                )
-        return found
 
     def nli(self, source: str) -> NliPairs:
         """Inferences; those held out count as pairs, of grade 1 for entailment, .5 for neutral, 0 for contradiction."""
@@ -239,8 +224,20 @@ class Gathering:
         if np.ptp(held.labels) == 0:
             self._notes.append(f"{pairs.name}: nothing is held out, since all that would be has one label")
             return pairs
-        self._hold(held)
+        self._hold(self._weighted(kept, held))
         return kept
+
+    def _weighted(self, kept: TextPairs, held: TextPairs) -> TextPairs:
+        """Pairs held out, in which what one sentence alone tells of a label of 0 or 1 gains nothing."""
+        if not is_binary(held.labels):
+            return held
+        values = propensities(kept, held)
+        if (rho := spearman(values, held.labels) or 0.0) >= NOTED:
+            self._notes.append(
+                f"{held.name}: one sentence alone tells something of the label, as its topic may (Spearman "
+                f"{100 * rho:.0f}); pairs held out are weighted so that this gains nothing"
+            )
+        return replace(held, weights=balanced(values, held.labels))
 
     def _hold(self, part: TextPairs) -> None:
         self._dev.append(part)
@@ -294,25 +291,19 @@ def cosent(
     *,
     in_batch: float,
     deals: bool,
-    matched: bool,
 ) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources.
 
     Parameters
     ----------
     in_batch, deals : as of the objective.
-    matched : whether pairs of a batch are alike in what their sentences tell one by one, where that is much.
     """
     _check_batch(batch)
     if not 0 <= in_batch < math.inf:
         raise UsageError(f"the in-batch loss has the weight {in_batch:g}, expected 0 or more, such as 0.5")
     pairs = gathering.pairs(sources)
-    propensities = gathering.propensities(pairs) if matched else None
 
-    def make(model: TrainableEncoder) -> Objective:
-        return CosentObjective(pairs, scale, in_batch=in_batch, deals=deals, propensities=propensities)
-
-    return [(make, sum(map(len, pairs)))]
+    return [(lambda model: CosentObjective(pairs, scale, in_batch=in_batch, deals=deals), sum(map(len, pairs)))]
 
 
 def simbert(gathering: Gathering, sources: Sequence[str], scale: float, batch: int) -> list[tuple[Make, int]]:

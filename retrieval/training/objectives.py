@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from retrieval.evaluation.correlation import is_binary
 from retrieval.training import losses
-from retrieval.training.batches import Alike
 from retrieval.training.examples import NliPairs, TextPairs, Texts, Triplets, scaled
 from retrieval.training.model import TrainableEncoder
 from retrieval.training.shortcuts import deal_ends, end_of
@@ -32,8 +30,8 @@ class Objective(Protocol):
         ...
 
     @property
-    def alike(self) -> Sequence[Alike]:
-        """Of each source, what its batches are alike in: about how long its examples are, at least."""
+    def lengths(self) -> list[Lengths]:
+        """Of each source, about how long its examples are, shape (n,)."""
         ...
 
     @property
@@ -64,7 +62,7 @@ class _Examples:
         self.sources = [each.name for each in read]
         self._columns = [[getattr(each, side) for side in sides] for each in read]
         self._deals = deals
-        self.alike = [Alike(_lengths(columns, deals)) for columns in self._columns]
+        self.lengths = [_lengths(columns, deals) for columns in self._columns]
 
     def example(self, source: int, row: int) -> tuple[str, ...]:
         return tuple(column[row] for column in self._columns[source])
@@ -82,7 +80,6 @@ class CosentObjective(_Examples):
     ----------
     in_batch : weight of a second loss, on sources of labels 0 and 1: sentences of pairs that belong together pick their
         partners out of the batch. It keeps what an encoder tells apart that no pair of the sources does.
-    propensities : of each source, shape (n,), what its batches are alike in; None: none has any that matter.
     """
 
     name = "cosent"
@@ -94,12 +91,8 @@ class CosentObjective(_Examples):
         *,
         in_batch: float = 0.0,
         deals: bool = False,
-        propensities: Sequence[NDArray[np.float64] | None] | None = None,
     ) -> None:
         super().__init__(pairs, "first", "second", deals=deals)
-        if propensities is not None:
-            known = zip(self.alike, propensities, strict=True)
-            self.alike = [replace(each, propensities=values) for each, values in known]
         self._labels, self._scale = [each.labels for each in pairs], scale
         self._in_batch = [in_batch if is_binary(each.labels) else 0.0 for each in pairs]
 

@@ -15,7 +15,9 @@ import torch
 from retrieval.evaluation.correlation import spearman
 from retrieval.training.examples import TextPairs
 
-_NOTED = 0.1
+NOTED = 0.1
+"""Spearman with the labels from which on a shortcut is told."""
+
 _ENDS = " \u3000?!.,;:~…？！。，、；：．～"  # but no brackets, % or +, which belong to the sense
 
 
@@ -26,7 +28,7 @@ def shortcuts(pairs: TextPairs) -> list[str]:
     ends = np.array([bool(end_of(one)) + bool(end_of(other)) for one, other in both], dtype=np.float64)
     found = []
     for what, values in (("longer sentences", lengths), ("final punctuation", ends)):
-        if abs(rho := spearman(values, pairs.labels) or 0.0) >= _NOTED:
+        if abs(rho := spearman(values, pairs.labels) or 0.0) >= NOTED:
             more = "more" if rho > 0 else "less"
             found.append(f"pairs with {what} are {more} often alike than others (Spearman {100 * rho:.0f})")
     return found
