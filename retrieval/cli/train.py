@@ -214,21 +214,9 @@ def cosent(
     from retrieval.training import material
 
     def makes(found: Gathering, loop: LoopSettings) -> Sequence[tuple[Make, int]]:
-        return material.cosent(
-            found,
-            sources,
-            scale,
-            loop.batch,
-            in_batch=in_batch,
-            deals=not keep_punctuation,
-        )
+        return material.cosent(found, sources, scale, loop.batch, in_batch=in_batch, deals=not keep_punctuation)
 
-    objective = {
-        "objective": "cosent",
-        "scale": scale,
-        "in_batch": in_batch,
-        "keep_punctuation": keep_punctuation,
-    }
+    objective = {"objective": "cosent", "scale": scale, "in_batch": in_batch, "keep_punctuation": keep_punctuation}
     _print(_train(options, objective, makes), options["as_json"])
 
 

@@ -40,7 +40,7 @@ class DevSets:
 
     Parameters
     ----------
-    pairs : each set's labels of two values at least.
+    pairs : each set's labels of two values at least; where they have weights, Spearman is under these.
     parts : names of those that are held out of a source that is trained on.
     """
 

@@ -146,7 +146,7 @@ def positives(pairs: TextPairs) -> TextPairs:
     CorpusError
         There is none, or a label is outside of the range.
     """
-    if not (rows := np.flatnonzero(alike(pairs))).size:
+    if not (rows := np.flatnonzero(_alike(pairs))).size:
         low, high = known_range(pairs)
         expected = "1" if high == 1 else f"above {(low + high) / 2:g} of {low:g} to {high:g}"
         raise CorpusError(
@@ -156,8 +156,7 @@ def positives(pairs: TextPairs) -> TextPairs:
     return pairs.take(rows)
 
 
-def alike(pairs: TextPairs) -> NDArray[np.bool_]:
-    """Which belong together, shape (n,): label 1, or a grade in the upper half of the range."""
+def _alike(pairs: TextPairs) -> NDArray[np.bool_]:
     low, high = known_range(pairs)
     return pairs.labels == 1 if is_binary(pairs.labels) else pairs.labels > (low + high) / 2
 
@@ -200,7 +199,7 @@ def _at(unit: str, lines: Sequence[str]) -> str:
 
 def noise(pairs: TextPairs) -> LabelNoise:
     """Look for labels that cannot be right, and for repeated lines. Raises CorpusError as `known_range` does."""
-    together = alike(pairs)
+    alike = _alike(pairs)
     equal: list[int] = []
     conflicts: list[tuple[int, int]] = []
     duplicates: list[tuple[int, int]] = []
@@ -209,7 +208,7 @@ def noise(pairs: TextPairs) -> LabelNoise:
     exact: dict[tuple[str, str, float], int] = {}
     for row, (one, other) in enumerate(zip(pairs.first, pairs.second, strict=True)):
         label, line = float(pairs.labels[row]), pairs.line(row)
-        if one == other and not together[row]:
+        if one == other and not alike[row]:
             equal.append(line)
         pair = (one, other) if one <= other else (other, one)
         before, earlier = seen.setdefault(pair, (line, label))
@@ -252,7 +251,7 @@ def split_off(pairs: TextPairs, share: float, seed: int) -> tuple[TextPairs, Tex
     if not 0 < share < 1:
         raise UsageError(f"a share of {share:g} cannot be held out: expected one between 0 and 1, such as 0.1")
     wanted = max(1, round(share * len(pairs)))
-    groups = linked(pairs)
+    groups = _linked(pairs)
     random.Random(seed).shuffle(groups)
     held: set[int] = set()
     for group in groups:
@@ -268,7 +267,7 @@ def split_off(pairs: TextPairs, share: float, seed: int) -> tuple[TextPairs, Tex
     return pairs.take(kept), pairs.take(sorted(held))
 
 
-def linked(pairs: TextPairs) -> list[list[int]]:
+def _linked(pairs: TextPairs) -> list[list[int]]:
     """Rows in groups that share no sentence with another group: the connected components, by union-find."""
     parent: dict[str, str] = {}
 

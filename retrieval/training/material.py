@@ -284,13 +284,7 @@ def stages_of(makes: Sequence[tuple[Make, int]], loop: LoopSettings, steps: int 
 
 
 def cosent(
-    gathering: Gathering,
-    sources: Sequence[str],
-    scale: float,
-    batch: int,
-    *,
-    in_batch: float,
-    deals: bool,
+    gathering: Gathering, sources: Sequence[str], scale: float, batch: int, *, in_batch: float, deals: bool
 ) -> list[tuple[Make, int]]:
     """CoSENT on labelled pairs of several sources.
 
@@ -302,7 +296,6 @@ def cosent(
     if not 0 <= in_batch < math.inf:
         raise UsageError(f"the in-batch loss has the weight {in_batch:g}, expected 0 or more, such as 0.5")
     pairs = gathering.pairs(sources)
-
     return [(lambda model: CosentObjective(pairs, scale, in_batch=in_batch, deals=deals), sum(map(len, pairs)))]
 
 

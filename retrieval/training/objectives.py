@@ -79,18 +79,13 @@ class CosentObjective(_Examples):
     Parameters
     ----------
     in_batch : weight of a second loss, on sources of labels 0 and 1: sentences of pairs that belong together pick their
-        partners out of the batch. It keeps what an encoder tells apart that no pair of the sources does.
+        partners out of the batch, by which texts that no pair of the sources tells apart stay apart.
     """
 
     name = "cosent"
 
     def __init__(
-        self,
-        pairs: Sequence[TextPairs],
-        scale: float = 20.0,
-        *,
-        in_batch: float = 0.0,
-        deals: bool = False,
+        self, pairs: Sequence[TextPairs], scale: float = 20.0, *, in_batch: float = 0.0, deals: bool = False
     ) -> None:
         super().__init__(pairs, "first", "second", deals=deals)
         self._labels, self._scale = [each.labels for each in pairs], scale
