@@ -21,6 +21,7 @@ from retrieval.training.checkpoints import Point, RunFolder, State
 from retrieval.training.choice import (
     DevSets,
     Scores,
+    best_of,
     check_blend,
     choose_blend,
     set_weights,
@@ -299,9 +300,29 @@ def test_a_blend_lies_between_and_the_best_is_kept(tiny_model: Path) -> None:
     end = {name: value + 1 for name, value in start.items()}
     set_weights(model, start, end, 0.25)
     assert all(torch.allclose(value, start[name] + 0.25, atol=1e-6) for name, value in weights_of(model).items())
-    found = choose_blend(model, start, end, DevSets([pairs_of(60)]), (0.0, 1.0))
-    best = max(found, key=lambda blend: found[blend].mean)
+    found = choose_blend(model, start, [end], DevSets([pairs_of(60)]), (0.0, 1.0))
+    assert found.keys() == {(0, 0.0), (0, 1.0)}
+    _, best = best_of(found)
     assert all(torch.allclose(value, start[name] + best, atol=1e-6) for name, value in weights_of(model).items())
+
+
+def test_part_of_the_way_to_the_last_weights_may_do_better_than_the_best_of_the_curve(tiny_model: Path) -> None:
+    model = load(tiny_model)
+    start = weights_of(model)
+    name = next(iter(start))
+
+    class Wanted(DevSets):
+        """The nearer to 1.5 steps from the start, the better."""
+
+        def scores(self, model: TrainableEncoder) -> Scores:
+            moved = float((weights_of(model)[name] - start[name]).mean())
+            return Scores({}, -abs(moved - 1.5))
+
+    ends = [{key: value + steps for key, value in start.items()} for steps in (1, 2)]
+    found = choose_blend(model, start, ends, Wanted([]))
+    assert best_of(found) == (1, 0.75)
+    assert float((weights_of(model)[name] - start[name]).mean()) == pytest.approx(1.5, abs=1e-5)
+    assert best_of({(0, 1.0): Scores({}, 2.0), (1, 0.5): Scores({}, 2.0)}) == (0, 1.0)
 
 
 def test_files_are_shown_without_their_folders_unless_they_are_mixed_up() -> None:

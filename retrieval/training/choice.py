@@ -88,15 +88,26 @@ def set_weights(model: TrainableEncoder, start: Tensors, end: Tensors, blend: fl
 
 
 def choose_blend(
-    model: TrainableEncoder, start: Tensors, end: Tensors, dev: DevSets, blends: Sequence[float] = BLENDS
-) -> dict[float, Scores]:
-    """The dev scores of each blend; the model then holds the one with the best mean."""
+    model: TrainableEncoder,
+    start: Tensors,
+    ends: Sequence[Tensors],
+    dev: DevSets,
+    blends: Sequence[float] = BLENDS,
+) -> dict[tuple[int, float], Scores]:
+    """The dev scores of each blend with each end, by its place; the model then holds the one with the best mean."""
     found = {}
-    for blend in blends:
-        set_weights(model, start, end, blend)
-        found[blend] = dev.scores(model)
-    set_weights(model, start, end, max(found, key=lambda blend: found[blend].mean))
+    for place, end in enumerate(ends):
+        for blend in blends:
+            set_weights(model, start, end, blend)
+            found[place, blend] = dev.scores(model)
+    place, blend = best_of(found)
+    set_weights(model, start, ends[place], blend)
     return found
+
+
+def best_of(blends: Mapping[tuple[int, float], Scores]) -> tuple[int, float]:
+    """The first with the highest mean."""
+    return max(blends, key=lambda each: blends[each].mean)
 
 
 def check_blend(text: str) -> float | None:

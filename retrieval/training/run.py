@@ -26,7 +26,7 @@ from retrieval.storage import replace_folder, replaced_folder
 from retrieval.training.batches import check_mix
 from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
 from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
-from retrieval.training.choice import DevSets, Scores, choose_blend, set_weights, short_names, weights_of
+from retrieval.training.choice import DevSets, Scores, best_of, choose_blend, set_weights, short_names, weights_of
 from retrieval.training.loop import DivergedError, LoopSettings, train
 from retrieval.training.material import Material
 from retrieval.training.model import TrainableEncoder
@@ -183,26 +183,31 @@ def _kept(
     progress: Progress,
 ) -> _Kept:
     """Give the model the weights that are written."""
-    best = folder.load_best()
-    which = "The last weights: there was no dev set to choose by"
-    if best is not None and (point := state.best) is not None:
-        which = f"The weights after {point.at(stages)}, which did best on the dev sets"
-        if (start := state.start) is not None and start.mean > point.mean:
-            lost = f"the starting model did better on them, mean {start.mean:.2f} against {point.mean:.2f}"
-            which += f"; {lost}"
-            progress.note(f"training lowered the dev sets: {lost}")
-    end = best if best is not None else weights_of(model)
-    if choosing.blend is not None or not dev.pairs:
+    best, point, last = folder.load_best(), state.best, weights_of(model)
+    lost = ""
+    if point is not None and (start := state.start) is not None and start.mean > point.mean:
+        lost = f"; the starting model did better on them, mean {start.mean:.2f} against {point.mean:.2f}"
+        progress.note(f"training lowered the dev sets: {lost[2:]}")
+    if best is None or point is None or not dev.pairs or choosing.blend is not None:
         blend = choosing.blend or 1.0
-        set_weights(model, before, end, blend)
+        set_weights(model, before, last if best is None else best, blend)
+        which = "The last weights: there was no dev set to choose by"
+        if point is not None:
+            which = f"The weights after {point.at(stages)}, which did best on the dev sets{lost}"
         return _Kept(which if blend == 1 else f"{which}; {blend:g} of the way to them from the starting model's")
+    ends = [(point, best)]  # and the last: part of a long way often does better than all of a short one
+    if state.curve[-1] is not point and not state.stopped:
+        ends.append((state.curve[-1], last))
     with progress.stage("blending", "blends", None):
-        blends = choose_blend(model, before, end, dev)
-    chosen = max(blends, key=lambda blend: blends[blend].mean)
+        tried = choose_blend(model, before, [end for _, end in ends], dev)
     names = short_names(dev_set.name for dev_set in dev.pairs)
-    for blend, scores in blends.items():
+    for (place, blend), scores in tried.items():
         shown = ", ".join(f"{names[name]} {value:.2f}" for name, value in scores.by_set.items())
-        progress.note(f"blend {blend:g}: mean {scores.mean:.2f} ({shown})")
+        progress.note(f"{ends[place][0].at(stages)}, blend {blend:g}: mean {scores.mean:.2f} ({shown})")
+    taken, chosen = best_of(tried)
+    blends = {blend: scores for (place, blend), scores in tried.items() if place == taken}
+    did = "did best on the dev sets" if taken == 0 else "did best on the dev sets once blended"
+    which = f"The weights after {ends[taken][0].at(stages)}, which {did}{lost}"
     if chosen != 1:
         which += f"; {chosen:g} of the way to them from the starting model's, by the dev sets"
     if state.start is not None and (lowered := _lowered(state.start.dev, blends[chosen].by_set)):
