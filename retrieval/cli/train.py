@@ -60,7 +60,7 @@ HoldOutOption = Annotated[
     float,
     typer.Option(
         help="Share of each source that is not trained on, and by which the weights are chosen; no sentence of it is "
-        "in the rest. 0: none."
+        "in the rest, and pairs are weighted so that what one sentence alone tells gains nothing. 0: none."
     ),
 ]
 TestOption = Annotated[
