@@ -58,7 +58,7 @@ def balanced(values: Floats, labels: Floats) -> Floats:
 
     Parameters
     ----------
-    values, labels : shape (n,), such as propensities; few labels differ.
+    values, labels : shape (n,), such as propensities and 0 or 1.
     """
     weights = np.ones(len(labels))
     for rows in np.array_split(np.argsort(values, kind="stable"), min(_CLASSES, len(labels))):

@@ -195,8 +195,8 @@ def _kept(
         if point is not None:
             which = f"The weights after {point.at(stages)}, which did best on the dev sets{lost}"
         return _Kept(which if blend == 1 else f"{which}; {blend:g} of the way to them from the starting model's")
-    ends = [(point, best)]  # and the last: part of a long way often does better than all of a short one
-    if state.curve[-1] is not point and not state.stopped:
+    ends = [(point, best)]
+    if state.curve[-1] is not point and not state.stopped:  # part of a long way may do better than all of a short one
         ends.append((state.curve[-1], last))
     with progress.stage("blending", "blends", None):
         tried = choose_blend(model, before, [end for _, end in ends], dev)
