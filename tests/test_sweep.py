@@ -217,6 +217,23 @@ def test_cells_are_what_eval_measures(tiny_model: Path, tmp_path: Path, own_cach
             assert getattr(cell, name) == pytest.approx(values[name].value, abs=TOLERANCE), (cell, name)
 
 
+def test_pairs_without_weight_do_not_count(tiny_model: Path, own_cache: Path) -> None:
+    passes = make_passes(resolve_settings(tiny_model), None, print)
+    all_of_them, fewer = labelled(0, count=60), labelled(0, count=40)
+    found = []
+    for task in (
+        SweepTask(all_of_them, None, "", all_of_them.texts, "", np.repeat([1.0, 0.0], (40, 20))),
+        SweepTask(fewer, None, "", all_of_them.texts, ""),
+        SweepTask(all_of_them, None, "", all_of_them.texts, ""),
+    ):
+        grid = parse_transforms("none,whiten-8", None)
+        cells = sweep(task, "tiny", passes, load_encoder, grid, resamples=0, progress=NoProgress()).cells
+        found.append([cell.spearman for cell in cells])
+    weighted, expected, whole = found
+    assert weighted == pytest.approx(expected, abs=TOLERANCE)
+    assert weighted != pytest.approx(whole, abs=1e-3)
+
+
 def test_the_best_is_chosen_on_dev_and_never_on_test(own_cache: Path) -> None:
     # One pooling orders dev perfectly and test at random, the other the other way round.
     test, dev = labelled(0), labelled(100, split="dev")

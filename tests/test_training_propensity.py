@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_pairs import pairs_of, write_pairs
 
-from retrieval.evaluation.correlation import spearman, weighted_spearman
+from retrieval.evaluation.correlation import spearman
 from retrieval.training.choice import DevSets
 from retrieval.training.examples import TextPairs, split_off
 from retrieval.training.material import Gathering, Reading, cosent
-from retrieval.training.propensity import balanced, propensities
+from retrieval.training.propensity import overlap_weights, propensities
 
 _COMMON = [chr(0x4E00 + place) for place in range(300)]
 
@@ -57,29 +57,38 @@ def test_final_punctuation_does_not_count() -> None:
 
 
 @given(
-    values=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    values=st.lists(st.integers(0, 9), min_size=1, max_size=260),
     seed=st.integers(0, 9),
 )
 def test_labels_are_shared_out_alike_among_the_classes(values: list[int], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(0, 2, len(values)).astype(np.float64)
-    weights = balanced(np.array(values, dtype=np.float64), labels)
-    assert (weights > 0).all()
-    for rows in np.array_split(np.argsort(values, kind="stable"), min(8, len(values))):
+    weights = overlap_weights(np.array(values, dtype=np.float64), labels)
+    assert ((weights >= 0) & (weights <= 1)).all()
+    for rows in np.array_split(np.argsort(values, kind="stable"), max(1, len(values) // 50)):
         if np.ptp(labels[rows]):
             share = np.average(labels[rows], weights=weights[rows])
             assert share == pytest.approx(labels.mean())
 
 
+def test_a_class_of_one_label_counts_for_nothing_unless_all_are() -> None:
+    values = np.arange(200.0)
+    labels = np.where(values < 100, 0.0, values % 2)  # of four classes by value, two have one label
+    weights = overlap_weights(values, labels)
+    assert set(weights[:100]) == {0.0}
+    assert weights[100:].min() > 0.1
+    np.testing.assert_array_equal(overlap_weights(values, np.floor(values / 100)), np.ones(200))
+
+
 def test_what_one_sentence_tells_gains_nothing_under_the_weights() -> None:
     known, pairs = made_up(3000, topical=True), made_up(2000, topical=True, seed=1)
     values = propensities(known, pairs)
-    weights = balanced(values, pairs.labels)
+    weights = overlap_weights(values, pairs.labels)
     assert (spearman(values, pairs.labels) or 0) > 0.5
-    assert abs(weighted_spearman(values, pairs.labels, weights) or 0) < 0.1
+    assert abs(spearman(values, pairs.labels, weights) or 0) < 0.1
     # A score that knows the label itself is as good as before.
     random = np.random.default_rng(0)
     knowing = pairs.labels + random.normal(size=len(pairs))
-    assert weighted_spearman(knowing, pairs.labels, weights) == pytest.approx(spearman(knowing, pairs.labels), abs=0.1)
+    assert spearman(knowing, pairs.labels, weights) == pytest.approx(spearman(knowing, pairs.labels), abs=0.1)
 
 
 def test_pairs_held_out_carry_the_weights_and_what_tells_is_named(tmp_path: Path) -> None:
@@ -97,7 +106,7 @@ def test_pairs_held_out_carry_the_weights_and_what_tells_is_named(tmp_path: Path
     kept, held = split_off(telling, 0.2, 0)
     part = material.dev.pairs[0]
     assert part.weights is not None
-    np.testing.assert_array_equal(part.weights, balanced(propensities(kept, held), held.labels))
+    np.testing.assert_array_equal(part.weights, overlap_weights(propensities(kept, held), held.labels))
     sampled = material.dev.sampled(50).pairs[0]
     assert sampled.weights is not None
     assert len(sampled.weights) == 50

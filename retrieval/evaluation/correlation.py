@@ -39,22 +39,21 @@ def pearson(one: Floats, other: Floats) -> float | None:
     return float(np.clip(unit_one @ unit_other, -1, 1))
 
 
-def spearman(one: Floats, other: Floats) -> float | None:
-    """Pearson's correlation of the average ranks; None where that is."""
-    return pearson(average_ranks(one), average_ranks(other))
-
-
-def weighted_spearman(one: Floats, other: Floats, weights: Floats) -> float | None:
-    """The same where some pairs count for more than others; equal weights give `spearman`.
-
-    Pearson's correlation under the weights, of ranks that are the weight below a value and half of that of its ties.
+def spearman(one: Floats, other: Floats, weights: Floats | None = None) -> float | None:
+    """Pearson's correlation of the average ranks; None where that is.
 
     Parameters
     ----------
-    weights : float64, shape (n,), above 0
+    weights : float64, shape (n,), 0 or more
+        How much each pair counts. Ranks are then the weight below a value and half of that of its ties, and Pearson's
+        correlation is under the weights; equal ones change nothing. None: all count alike.
     """
+    if weights is None:
+        return pearson(average_ranks(one), average_ranks(other))
+    counted = weights > 0
+    weights = weights[counted]
     ranks = []
-    for values in (one, other):
+    for values in (one[counted], other[counted]):
         distinct, group = np.unique(values, return_inverse=True)
         if len(distinct) < 2:
             return None

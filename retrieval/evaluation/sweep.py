@@ -40,6 +40,8 @@ class SweepTask:
     why_no_choice: str
     fit_texts: list[str]
     fit_name: str
+    weights: Floats | None = None
+    """Of the measured pairs, shape (n,): what each counts in the cells' Spearman; None: all alike."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class _Measured:
             pooling,
             name,
             transform.m if transform is not None else encoded.dimension,
-            spearman(scores, pairs.labels),
+            spearman(scores, pairs.labels, self.task.weights),
             pearson(scores, pairs.labels),
             auc(scores, pairs.labels) if is_binary(pairs.labels) else None,
             chosen,

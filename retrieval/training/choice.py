@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from retrieval.errors import UsageError
-from retrieval.evaluation.correlation import spearman, weighted_spearman
+from retrieval.evaluation.correlation import spearman
 from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.training.checkpoints import Tensors
 from retrieval.training.examples import TextPairs
@@ -61,7 +60,10 @@ class DevSets:
         texts = [text for each in self.pairs for text in (*each.first, *each.second)]
         with model.evaluating(), model.autocast():
             encoded = EncodedTexts(model.encoder, texts)
-        found = {each.name: 100 * _spearman(encoded.cosines(each.first, each.second), each) for each in self.pairs}
+        found = {
+            each.name: 100 * (spearman(encoded.cosines(each.first, each.second), each.labels, each.weights) or 0.0)
+            for each in self.pairs
+        }
         return Scores(found, self.mean(found))
 
     def sampled(self, most: int = DEV_PAIRS, seed: int = 0) -> DevSets:
@@ -121,13 +123,6 @@ def check_blend(text: str) -> float | None:
     if not 0 < value <= 1:
         raise UsageError(f"blend {text!r}: expected auto, or a share of the trained weights above 0 and up to 1")
     return value
-
-
-def _spearman(cosines: NDArray[np.float64], pairs: TextPairs) -> float:
-    """0 where there is none."""
-    if pairs.weights is None:
-        return spearman(cosines, pairs.labels) or 0.0
-    return weighted_spearman(cosines, pairs.labels, pairs.weights) or 0.0
 
 
 def _some(pairs: TextPairs, most: int, seed: int) -> TextPairs:

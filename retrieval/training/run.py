@@ -243,7 +243,7 @@ class _Measured:
         found: dict[tuple[str, str], dict[str, float]] = {}
         for each in dev.pairs:
             pairs = Pairs(each.name, "", each.first, each.second, each.labels, each.name, each.sha256)
-            task = SweepTask(pairs, None, "the dev sets are measured", self._texts, "training texts")
+            task = SweepTask(pairs, None, "the dev sets are measured", self._texts, "training texts", each.weights)
             swept = sweep(task, each.name, passes, self._load, Transforms(), resamples=0, progress=self._progress)
             for cell in swept.cells:
                 if cell.spearman is not None:
