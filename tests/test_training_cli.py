@@ -21,6 +21,7 @@ from made_up_pairs import pairs_of, write_pairs, write_rows
 from safetensors.numpy import load_file
 
 from retrieval.encoders.load import load_encoder, resolve_settings
+from retrieval.training.card import Advice
 from retrieval.training.examples import TextPairs
 
 Done = subprocess.CompletedProcess[str]
@@ -120,6 +121,22 @@ def test_the_card_says_what_the_record_holds(trained: tuple[Path, Done]) -> None
         assert words in card
     assert "does not help" in card or "helps" in card
     assert "retr paraphrase" not in card
+
+
+@pytest.mark.parametrize(
+    ("best", "lowered", "verdict", "told"),
+    [
+        (41.2, "bq dev 51.68 -> 50.78", "helps", True),
+        (41.2, "", "helps", False),
+        (40.0, "a 2.00 -> 1.00", "does not", False),
+    ],
+)
+def test_the_advice_names_what_a_transform_lowers(best: float, lowered: str, verdict: str, told: bool) -> None:
+    means = {"none": 40.5, "soft-256": best, "rotate-64": 36.0}
+    sentence = Advice("last-avg", 40.5, ("cls", "none", 42.0), means, lowered).sentence
+    assert sentence.startswith(f"A transform {verdict}")
+    assert f"soft-256, comes to {best:.2f} on the dev sets, raw 40.50 ({best - 40.5:+.2f})" in sentence
+    assert (f", but it lowers {lowered}. Best of all poolings: cls" in sentence) is told
 
 
 def test_the_folder_is_plain_sentence_transformers(trained: tuple[Path, Done], tiny_model: Path) -> None:

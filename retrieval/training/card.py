@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from retrieval import __version__
 from retrieval.training.checkpoints import Point
 from retrieval.training.choice import short_names
+from retrieval.transforms.spec import NONE
 
 RECORD = "training.json"
 
@@ -40,19 +41,21 @@ class Advice:
     """Pooling, transform and mean, of all that were tried."""
     by_transform: dict[str, float]
     """With the pooling that was trained."""
+    lowered: str
+    """The dev sets that the best of these transforms lowers, with their figures; "" where there is none."""
 
     @property
     def sentence(self) -> str:
         """Whether a transform helps."""
-        name, value = max(
-            ((name, value) for name, value in self.by_transform.items() if name != "none"), key=lambda each: each[1]
-        )
+        name = best_transform(self.by_transform)
+        value = self.by_transform[name]
         gain = value - self.raw
         verdict = "helps" if gain > 0.5 else "helps a little" if gain > 0.1 else "does not help"
+        lowered = f", but it lowers {self.lowered}" if self.lowered and gain > 0.1 else ""
         return (
             f"A transform {verdict} this encoder: the best with {self.pooling}, {name}, comes to {value:.2f} on the "
-            f"dev sets, raw {self.raw:.2f} ({gain:+.2f}). Best of all poolings: {self.best[0]} with {self.best[1]}, "
-            f"{self.best[2]:.2f}."
+            f"dev sets, raw {self.raw:.2f} ({gain:+.2f}){lowered}. Best of all poolings: {self.best[0]} with "
+            f"{self.best[1]}, {self.best[2]:.2f}."
         )
 
 
@@ -77,6 +80,11 @@ class Record:
     advice: Advice | None
     tests: Sequence[TestScore]
     machine: dict[str, Any]
+
+
+def best_transform(means: Mapping[str, float]) -> str:
+    """The one with the highest mean, of those that are one."""
+    return max((name for name in means if name != NONE), key=lambda name: means[name])
 
 
 def lasted(seconds: float) -> str:

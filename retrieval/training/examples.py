@@ -32,7 +32,7 @@ class TextPairs:
     grades: tuple[float, float] | None = None
     """The smallest and the largest grade that there can be; None: 0 to 1 where all are, or else 0 to 5."""
     weights: NDArray[np.float64] | None = None
-    """Shape (n,), 0 or more: how much each counts where weights are chosen; None: all alike."""
+    """Shape (n,), above 0: how much each counts where weights are chosen; None: all alike."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -36,7 +36,7 @@ from retrieval.training.objectives import (
     StsObjective,
     TripletObjective,
 )
-from retrieval.training.propensity import overlap_weights, propensities
+from retrieval.training.propensity import balanced, propensities
 from retrieval.training.shortcuts import NOTED, shortcuts
 from retrieval.training.simbert import SimbertObjective, WritingEncoder
 
@@ -237,7 +237,7 @@ class Gathering:
                 f"{held.name}: one sentence alone tells something of the label, as its topic may (Spearman "
                 f"{100 * rho:.0f}); pairs held out are weighted so that this gains nothing"
             )
-        return replace(held, weights=overlap_weights(values, held.labels))
+        return replace(held, weights=balanced(values, held.labels))
 
     def _hold(self, part: TextPairs) -> None:
         self._dev.append(part)

@@ -24,7 +24,7 @@ from retrieval.evaluation.scoring import EncodedTexts
 from retrieval.evaluation.sweep import SweepTask, make_passes, sweep
 from retrieval.storage import replace_folder, replaced_folder
 from retrieval.training.batches import check_mix
-from retrieval.training.card import RECORD, Advice, Record, TestScore, write_card
+from retrieval.training.card import RECORD, Advice, Record, TestScore, best_transform, write_card
 from retrieval.training.checkpoints import LAST, RunFolder, State, Tensors
 from retrieval.training.choice import DevSets, Scores, best_of, choose_blend, set_weights, short_names, weights_of
 from retrieval.training.loop import DivergedError, LoopSettings, train
@@ -217,7 +217,7 @@ def _kept(
 
 
 def _lowered(start: Mapping[str, float], end: Mapping[str, float]) -> str:
-    """The dev sets on which the starting model did better; "" where there is none."""
+    """The dev sets that do better at first than in the end, with both figures; "" where there is none."""
     names = short_names(start)
     worse = [name for name, value in end.items() if value < start[name]]
     return ", ".join(f"{names[name]} {start[name]:.2f} -> {end[name]:.2f}" for name in worse)
@@ -254,7 +254,8 @@ class _Measured:
         if NONE not in by_transform or len(by_transform) == 1:
             return None
         best = max(means, key=lambda key: means[key])
-        return Advice(pooling, by_transform[NONE], (*best, means[best]), by_transform)
+        lowered = _lowered(found[pooling, NONE], found[pooling, best_transform(by_transform)])
+        return Advice(pooling, by_transform[NONE], (*best, means[best]), by_transform, lowered)
 
     def tests(self) -> list[TestScore]:
         """Each test set once, by the starting model and by the trained one."""
