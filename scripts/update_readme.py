@@ -287,7 +287,18 @@ def _trained_tables(words: dict[str, Any]) -> list[str]:
         ]
         cells += [f"{value:.2f}" for value in (*dev, point.get("mean", sum(dev) / len(dev)))]
         lines.append("| " + " | ".join(cells) + " |")
+    if advice := record.get("advice"):
+        lines += ["", _advice_sentence(advice, words)]
     return lines
+
+
+def _advice_sentence(advice: dict[str, Any], words: dict[str, Any]) -> str:
+    """What the dev sets say of transforms of a trained encoder."""
+    means = sorted(advice["by_transform"].items(), key=lambda each: -each[1])
+    shown = ", ".join(f"{'raw' if name == 'none' else name} {mean:.2f}" for name, mean in means)
+    best = next(name for name, _ in means if name != "none")
+    lowered = words["trained_lowered"].format(best=best, lowered=advice["lowered"]) if advice["lowered"] else ""
+    return words["trained_advice"].format(means=shown) + lowered
 
 
 def _harder_sentence(words: dict[str, Any]) -> list[str]:

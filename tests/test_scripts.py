@@ -333,11 +333,20 @@ def test_the_readmes_tables_of_a_trained_model_are_made_of_its_record(
         assert steps == ["100", "400", "600", "900", "1100", "1400"]
         assert rows[4] == "| 100 | 2 | 5.000 | 70.00 | 50.00 | 60.00 |"
         assert {row.count("|") for row in rows[3:]} == {7}
+        assert not any("rotate-64" in line for line in lines)
         (sentence,) = module._simcse_sentence(words)
         assert "12,800" in sentence
         assert "50,000" in sentence
         assert "lcqmc test 72.70 -> 73.12" in sentence
         assert simcse["command"] in sentence
+    means = {"none": 41.0, "rotate-64": 36.9, "soft-256": 42.125}
+    (tmp_path / "train-lcqmc.json").write_text(
+        json.dumps(run | {"advice": {"by_transform": means, "lowered": "bq dev 55.65 -> 52.48"}}), encoding="utf-8"
+    )
+    for words in module.WORDS.values():
+        advice = module._trained_tables(words)[-1]
+        assert "soft-256 42.12, raw 41.00, rotate-64 36.90" in advice
+        assert "bq dev 55.65 -> 52.48" in advice
     run["machine"].pop("date")
     run["curve"] = run["curve"][:1]
     (tmp_path / "train-lcqmc.json").write_text(json.dumps(run), encoding="utf-8")

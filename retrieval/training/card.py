@@ -50,11 +50,12 @@ class Advice:
         name = best_transform(self.by_transform)
         value = self.by_transform[name]
         gain = value - self.raw
-        verdict = "helps" if gain > 0.5 else "helps a little" if gain > 0.1 else "does not help"
+        verdict = "helps" if gain > 0.1 else "does not help"
+        little = " a little" if 0.1 < gain <= 0.5 else ""
         lowered = f", but it lowers {self.lowered}" if self.lowered and gain > 0.1 else ""
         return (
-            f"A transform {verdict} this encoder: the best with {self.pooling}, {name}, comes to {value:.2f} on the "
-            f"dev sets, raw {self.raw:.2f} ({gain:+.2f}){lowered}. Best of all poolings: {self.best[0]} with "
+            f"A transform {verdict} this encoder{little}: the best with {self.pooling}, {name}, comes to {value:.2f} "
+            f"on the dev sets, raw {self.raw:.2f} ({gain:+.2f}){lowered}. Best of all poolings: {self.best[0]} with "
             f"{self.best[1]}, {self.best[2]:.2f}."
         )
 
