@@ -112,6 +112,10 @@ def test_the_card_says_what_the_record_holds(trained: tuple[Path, Done]) -> None
         for file in record["data"]
     ]
     assert [row[0] for row in found["Poolings and transforms"]][1:] == list(record["advice"]["by_transform"])
+    # Without a transform the advice counts pairs as the choice of weights did, up to half precision.
+    part = re.search(r"([\d.]+) of the way", record["chosen"])
+    other, *parts = record["blends"][part[1] if part else "1"].values()
+    assert record["advice"]["raw"] == pytest.approx((other + sum(parts) / 2) / 2, abs=2)
     settings = dict(row for row in found["Settings"] if len(row) == 2)
     assert settings["lr"] == "0.001"
     assert settings["steps"] == "20"
@@ -126,9 +130,10 @@ def test_the_card_says_what_the_record_holds(trained: tuple[Path, Done]) -> None
 @pytest.mark.parametrize(
     ("best", "lowered", "verdict", "told"),
     [
-        (41.2, "bq dev 51.68 -> 50.78", "helps", True),
-        (41.2, "", "helps", False),
-        (40.0, "a 2.00 -> 1.00", "does not", False),
+        (41.2, "bq dev 51.68 -> 50.78", "helps this encoder:", True),
+        (40.9, "bq dev 51.68 -> 50.78", "helps this encoder a little:", True),
+        (41.2, "", "helps this encoder:", False),
+        (40.0, "a 2.00 -> 1.00", "does not help this encoder:", False),
     ],
 )
 def test_the_advice_names_what_a_transform_lowers(best: float, lowered: str, verdict: str, told: bool) -> None:
